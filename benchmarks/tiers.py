@@ -48,9 +48,9 @@ from torch import nn
 
 from sparkdl.access.in_pieces import InPieces
 from sparkdl.allreduce import messages
-from sparkdl.allreduce.directives import Directives
 from sparkdl.allreduce.messages import OwnedRows, RowGradients
 from sparkdl.allreduce.shard_files import Streamed, WriteShard, name_of, parts_of, write_whole
+from sparkdl.allreduce.steps import Directives
 from sparkdl.allreduce.update.table import beginning, update_table
 from sparkdl.compute.lookup import RowGradient
 from sparkdl.keyed.entries import ROW, Entries

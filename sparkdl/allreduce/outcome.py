@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sparkdl.allreduce.directives import Step
 from sparkdl.allreduce.messages import GroupReport
+from sparkdl.allreduce.steps import Step
 from sparkdl.allreduce.transport.base import GroupResult
 from sparkdl.data.store.manifest import other_values
 from sparkdl.wire.frame import Array

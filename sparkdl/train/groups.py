@@ -14,9 +14,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from time import perf_counter
 
-from sparkdl.allreduce.directives import Directives, Step
 from sparkdl.allreduce.outcome import Outcome, fixed_seconds
 from sparkdl.allreduce.plans.base import LONGEST_GROUP, steps_of_group
+from sparkdl.allreduce.steps import Directives, Step
 from sparkdl.compute.local_steps import InnerSteps
 from sparkdl.data import sampler
 from sparkdl.data.dataset import Dataset

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from sparkdl.allreduce import messages
-from sparkdl.allreduce.directives import Directives
 from sparkdl.allreduce.messages import Report, Shard, State
+from sparkdl.allreduce.steps import Directives
 from sparkdl.allreduce.update import shard as shard_update
 from sparkdl.allreduce.update.combine import combine_reports
 from sparkdl.allreduce.update.shard import ShardUpdate

@@ -16,9 +16,9 @@ from torch import nn
 
 from sparkdl.access.base import BytesRef, Published
 from sparkdl.allreduce.choose import Exchange, Wanted
-from sparkdl.allreduce.directives import Directives, Step
 from sparkdl.allreduce.engine import Engine, Route
 from sparkdl.allreduce.state import ModelState, Weights
+from sparkdl.allreduce.steps import Directives, Step
 from sparkdl.allreduce.transport.base import Transport
 from sparkdl.allreduce.update.shard import reductions
 from sparkdl.compute.live_model import changes_to_keep

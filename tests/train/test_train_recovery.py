@@ -15,10 +15,10 @@ from support.reference import assert_bit_equal
 from torch import nn
 
 from sparkdl import Dataset, Trainer
-from sparkdl.allreduce.directives import Step
 from sparkdl.allreduce.engine import Engine
 from sparkdl.allreduce.kept import Snapshot
 from sparkdl.allreduce.state import ModelState
+from sparkdl.allreduce.steps import Step
 from sparkdl.exceptions import TaskError
 from sparkdl.train import Checkpoint, EveryIterations, MaxIteration, recovery
 from sparkdl.train.recovery import Recovery

@@ -1,150 +1,24 @@
-"""Plans: lists of phases, each a pure function, with an exchange of messages between them.
-
-A *rank* is a partition of the data and what runs for it. In a phase a rank receives the messages that all
-ranks sent it in the phase before, computes, and sends messages: to other ranks, to itself, to the driver. How
-they get there is the business of a transport (:mod:`sparkdl.allreduce.transport`).
-"""
+"""The interface of plans, and their common part: a rank's gradient and report as messages."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from sparkdl.allreduce.directives import Step
+import numpy as np
+from numpy.typing import NDArray
+
 from sparkdl.allreduce.kept import Kept
-from sparkdl.allreduce.messages import GroupReport, M, Message, of_type
+from sparkdl.allreduce.messages import GroupReport, Message, Report, Shard
+from sparkdl.allreduce.steps import Participant, Phase, Step
+from sparkdl.compute.forward_backward import Contribution, ForwardBackward
+from sparkdl.compute.spec import FitSpec
 from sparkdl.compute.start import Start
-from sparkdl.compute.stopwatch import Stopwatch
-from sparkdl.compute.worker import Worker
-from sparkdl.data.store.partition import Token
+from sparkdl.wire import frame
 from sparkdl.wire.frame import Array, Packed
-
-
-@dataclass(frozen=True, slots=True)
-class Participant:
-    """A rank, where its phase runs.
-
-    Attributes:
-        rank: its number.
-        ranks: how many there are.
-        worker: what this process keeps of the fit; ``worker.files`` is what earlier phases have left on
-            this executor.
-        clock: times the phase.
-        token: where the partition's rows are.
-        stays: whether the rank stays in this process until the group has ended.
-    """
-
-    rank: int
-    ranks: int
-    worker: Worker
-    clock: Stopwatch
-    token: Token | None = None
-    stays: bool = False
-
-    @property
-    def tells(self) -> bool:
-        """Whether what steps have to report is kept here: it may be this process that tells the driver."""
-        return not self.stays or self.rank == 0
-
-
-class Inbox:
-    """What has arrived for a rank.
-
-    Args:
-        arrived: messages of other ranks.
-        own: returns the messages that the rank sent to itself; they may lie on its executor.
-    """
-
-    def __init__(self, arrived: Sequence[Message], own: Callable[[], Sequence[Message]]) -> None:
-        self.arrived = arrived
-        self.own = own
-        self._all: list[Message] | None = None
-
-    def of(self, wanted: type[M]) -> list[M]:
-        """Return all messages of one type.
-
-        Raises:
-            ProblemError: if this executor lacks the rank's messages to itself.
-        """
-        return of_type(self.everything(), wanted)
-
-    def everything(self) -> Sequence[Message]:
-        """Return all messages.
-
-        Raises:
-            ProblemError: if this executor lacks the rank's messages to itself.
-        """
-        if self._all is None:
-            self._all = [*self.arrived, *self.own()]
-        return self._all
-
-
-@dataclass(frozen=True, slots=True)
-class ToRank:
-    """A message to another rank, or to this one."""
-
-    rank: int
-    message: Message
-
-
-@dataclass(frozen=True, slots=True)
-class ToAll:
-    """A message to all ranks, this one included."""
-
-    message: Message
-
-
-@dataclass(frozen=True, slots=True)
-class ToOthers:
-    """A message to all ranks but this one."""
-
-    message: Message
-
-
-@dataclass(frozen=True, slots=True)
-class ToSelf:
-    """Messages to this rank's next phase, which stay on its executor if they can.
-
-    Attributes:
-        name: under which later phases on this executor find them, too.
-        messages: the messages; their arrays must not change afterwards.
-        lent: whether their memory is the module replica's, for the next gradient.
-    """
-
-    name: str
-    messages: Sequence[Message]
-    lent: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class ToDriver:
-    """A message to the driver."""
-
-    message: Message
-
-
-@dataclass(frozen=True, slots=True)
-class Stay:
-    """A message that Spark keeps for this rank, on two executors: State, Average or Master."""
-
-    message: Message
-
-
-Send = ToRank | ToAll | ToOthers | ToSelf | ToDriver | Stay
-"""What a phase yields. A rank sends another one two messages in a phase at most."""
-
-
-class Phase(Protocol):
-    """The work of a rank between two exchanges; pure, except for files on its executor."""
-
-    def __call__(self, me: Participant, inbox: Inbox) -> Iterator[Send]:
-        """Yield the messages to send.
-
-        Raises:
-            ProblemError: before the first message, if the step cannot be completed.
-        """
-        ...
+from sparkdl.wire.layout import ParamLayout
+from sparkdl.wire.touched_rows import Indices, TouchedRows, nonzero_rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -219,3 +93,98 @@ def steps_of_group(wanted: float, each: float, fixed: float) -> int:
         fixed: seconds of what does not depend on its steps.
     """
     return max(1, int(max(wanted, min(fixed / _FIXED_SHARE, _LONGEST_SECONDS)) / each))
+
+
+_SCANNED_BYTES = 64 << 10
+"""Tables of this size and more are looked through for rows of zeros."""
+
+_WORTHWHILE = 1.5
+"""Rows go alone if the table has so many times more."""
+
+
+def gradient_shards(
+    me: Participant,
+    forward: ForwardBackward,
+    contribution: Contribution,
+    bounds: Sequence[tuple[int, int]],
+) -> Iterator[Shard]:
+    """Yield the gradient in shards as their codec writes them; none without a gradient.
+
+    The partition adds the codec's residual to its next gradient. The residual is written to the partition's
+    own state, after the last shard.
+    """
+    spec, state = me.worker.spec, forward.state_of(me.worker, me.rank)
+    gradient = contribution.gradient
+    if gradient is None:
+        if state is not None:
+            state.pass_on()
+        return
+    values, touched, left_out = me.worker.replica.on_host(gradient.values), gradient.touched, None
+    if spec.error_feedback:
+        residual = (contribution.before or {}).get("residual")
+        if residual is not None:
+            values = values + residual.arrays["left_out"]
+            touched = _touched_with(values, touched, spec.layout)
+        left_out = np.empty_like(values)
+    rows = _rows(values, touched, spec)
+    for start, stop in bounds:
+        rest = left_out[start:stop] if left_out is not None else None
+        yield Shard.of(
+            me.rank,
+            gradient.weight,
+            values[start:stop],
+            gradient.used,
+            rows,
+            start,
+            spec.gradient_codec,
+            rest,
+        )
+    if state is not None:
+        kept = list(contribution.kept)
+        if left_out is not None:
+            kept.append(frame.pack({"kind": "residual"}, {"left_out": left_out}))
+        state.write(kept)
+
+
+def report_of(me: Participant, contribution: Contribution) -> Report:
+    """Return a rank's report of a step; call it after the gradient was sent."""
+    loss = contribution.loss
+    if loss.rows:
+        me.clock.lap("gradient_out")
+    return Report(
+        source=me.rank,
+        rows=loss.rows,
+        other=contribution.other,
+        dropped=loss.dropped,
+        lost=int(contribution.lost),
+        weight=loss.weight,
+        divisor=loss.divisor,
+        loss=loss.loss,
+        extras=loss.extras,
+        task=me.clock.facts(),
+        buffers=contribution.buffers or {},
+    )
+
+
+def _rows(values: Array, touched: Mapping[int, NDArray[np.bool_]], spec: FitSpec) -> TouchedRows | None:
+    """Return the rows of tables to send; ``None`` to send everything."""
+    tables: dict[int, Indices] = {index: np.flatnonzero(mask) for index, mask in touched.items()}
+    for index in spec.scanned:
+        table = spec.layout.params[index]
+        if table.numel * values.itemsize < _SCANNED_BYTES:
+            continue
+        rows = nonzero_rows(values[table.offset : table.end].reshape(table.shape[0], -1))
+        if len(rows) * _WORTHWHILE <= table.shape[0]:
+            tables[index] = rows
+    return TouchedRows(spec.layout, tables) if tables else None
+
+
+def _touched_with(
+    values: Array, touched: Mapping[int, NDArray[np.bool_]], layout: ParamLayout
+) -> Mapping[int, NDArray[np.bool_]]:
+    """Return the rows that have a gradient after the residual was added."""
+    found = {}
+    for index, rows in touched.items():
+        spec = layout.params[index]
+        found[index] = rows | values[spec.offset : spec.end].reshape(len(rows), -1).any(1)
+    return found

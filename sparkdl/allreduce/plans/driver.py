@@ -13,7 +13,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from sparkdl.access.base import BytesRef
-from sparkdl.allreduce.directives import Directives, Step
 from sparkdl.allreduce.kept import Kept
 from sparkdl.allreduce.messages import (
     Average,
@@ -26,8 +25,8 @@ from sparkdl.allreduce.messages import (
     UpdatedShard,
     of_type,
 )
-from sparkdl.allreduce.plans import contribute
-from sparkdl.allreduce.plans.base import Inbox, Participant, Phase, PlanTraits, Send, Stay, ToDriver, ToRank
+from sparkdl.allreduce.plans.base import PlanTraits, gradient_shards, report_of
+from sparkdl.allreduce.steps import Directives, Inbox, Participant, Phase, Send, Stay, Step, ToDriver, ToRank
 from sparkdl.allreduce.update.combine import combine_reports
 from sparkdl.allreduce.update.shard import Finished, ShardUpdate, update_shard
 from sparkdl.compute.forward_backward import ForwardBackward
@@ -128,14 +127,11 @@ class _ForwardBackward:
 
     def __call__(self, me: Participant, inbox: Inbox) -> Iterator[Send]:
         """Send each shard its gradient, and the first one a report."""
-        assert me.token is not None
-        contribution = self.forward(
-            me.worker, me.token, lambda: frame.unpack(self.weights.read()).arrays, me.clock
-        )
+        contribution = me.contribute(self.forward, lambda: frame.unpack(self.weights.read()).arrays)
         bounds = me.worker.spec.layout.shards(self.shards)
-        for n, shard in enumerate(contribute.shards(me, self.forward, contribution, bounds)):
+        for n, shard in enumerate(gradient_shards(me, self.forward, contribution, bounds)):
             yield ToRank(n, shard)
-        yield ToRank(0, contribute.report(me, contribution))
+        yield ToRank(0, report_of(me, contribution))
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,6 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from sparkdl.allreduce.directives import Directives, Step
 from sparkdl.allreduce.kept import Kept, cut_kept, unpacked
 from sparkdl.allreduce.messages import (
     Average,
@@ -30,15 +29,15 @@ from sparkdl.allreduce.messages import (
     State,
     of_type,
 )
-from sparkdl.allreduce.plans import contribute
-from sparkdl.allreduce.plans.base import (
-    LONGEST_GROUP,
+from sparkdl.allreduce.plans.base import LONGEST_GROUP, PlanTraits, gradient_shards, report_of
+from sparkdl.allreduce.steps import (
+    Directives,
     Inbox,
     Participant,
     Phase,
-    PlanTraits,
     Send,
     Stay,
+    Step,
     ToAll,
     ToDriver,
     ToOthers,
@@ -154,14 +153,14 @@ class _UpdateAll:
             yield from self._finish(me, live)
             return
         me.clock.lap("update")
-        contribution = contribute.compute(me, self.forward, live.loadable)
+        contribution = me.contribute(self.forward, lambda: live.loadable)
         live.unsent = contribution.gradient if _stays_here(me) else None
         if not _stays_here(me):
             whole = me.worker.spec.layout.shards(1)
-            for shard in contribute.shards(me, self.forward, contribution, whole):
+            for shard in gradient_shards(me, self.forward, contribution, whole):
                 yield ToOthers(shard)
                 yield ToSelf(self._after(0).part(f"gradient-{me.rank}"), [shard], lent=True)
-        yield ToAll(contribute.report(me, contribution))
+        yield ToAll(report_of(me, contribution))
 
     def _after(self, steps: int) -> ModelVersion:
         """Return the version that this phase's update makes, or one some steps later."""

@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 
 from sparkdl.allreduce import messages as told
-from sparkdl.allreduce.directives import Directives, Step
 from sparkdl.allreduce.kept import Kept
 from sparkdl.allreduce.messages import (
     Average,
@@ -34,20 +33,7 @@ from sparkdl.allreduce.messages import (
     UpdatedShard,
     of_type,
 )
-from sparkdl.allreduce.plans import contribute
-from sparkdl.allreduce.plans.base import (
-    LONGEST_GROUP,
-    Inbox,
-    Participant,
-    Phase,
-    PlanTraits,
-    Send,
-    Stay,
-    ToDriver,
-    ToOthers,
-    ToRank,
-    ToSelf,
-)
+from sparkdl.allreduce.plans.base import LONGEST_GROUP, PlanTraits, gradient_shards, report_of
 from sparkdl.allreduce.plans.sharded_files import (
     WEIGHTS,
     Buffers,
@@ -58,6 +44,19 @@ from sparkdl.allreduce.plans.sharded_files import (
     read_weights,
     shard_part,
     write_weights,
+)
+from sparkdl.allreduce.steps import (
+    Directives,
+    Inbox,
+    Participant,
+    Phase,
+    Send,
+    Stay,
+    Step,
+    ToDriver,
+    ToOthers,
+    ToRank,
+    ToSelf,
 )
 from sparkdl.allreduce.update.combine import combine_reports
 from sparkdl.allreduce.update.shard import Finished, ShardUpdate, update_shard
@@ -153,15 +152,15 @@ class _Gather:
             return
         me.clock.lap("weights_in")
         loadable: dict[str, Any] = {"params": weights, **model.arrays}
-        contribution = contribute.compute(me, self.forward, loadable)
+        contribution = me.contribute(self.forward, lambda: loadable)
         bounds = me.worker.spec.layout.shards(me.ranks)
         version = self.start.after(self.done)
-        for n, shard in enumerate(contribute.shards(me, self.forward, contribution, bounds)):
+        for n, shard in enumerate(gradient_shards(me, self.forward, contribution, bounds)):
             if n == me.rank:
                 yield ToSelf(version.part(f"gradient-{n}"), [shard], lent=True)
             else:
                 yield ToRank(n, shard)
-        yield ToRank(0, contribute.report(me, contribution))
+        yield ToRank(0, report_of(me, contribution))
 
     def _first(self, me: Participant, spec: FitSpec) -> tuple[ModelFiles, Sequence[Array]]:
         """Return the model and weights from which the group starts."""

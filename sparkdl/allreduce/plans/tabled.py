@@ -17,7 +17,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from sparkdl.allreduce.directives import Directives, Step
 from sparkdl.allreduce.kept import Kept, is_of_rows
 from sparkdl.allreduce.messages import (
     FoundRows,
@@ -31,20 +30,21 @@ from sparkdl.allreduce.messages import (
     together,
 )
 from sparkdl.allreduce.plans import owned_rows
-from sparkdl.allreduce.plans.base import (
+from sparkdl.allreduce.plans.base import Plan, PlanTraits
+from sparkdl.allreduce.plans.owned_rows import Point
+from sparkdl.allreduce.steps import (
+    Directives,
     Inbox,
     Participant,
     Phase,
-    Plan,
-    PlanTraits,
     Send,
     Stay,
+    Step,
     ToAll,
     ToOthers,
     ToRank,
     ToSelf,
 )
-from sparkdl.allreduce.plans.owned_rows import Point
 from sparkdl.compute import lookup
 from sparkdl.compute.forward_backward import ForwardBackward
 from sparkdl.compute.lookup import Asked, Found, RowGradient

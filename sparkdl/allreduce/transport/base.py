@@ -10,9 +10,9 @@ from sparkdl._spark.frames import key
 from sparkdl._spark.processes import siblings
 from sparkdl.access.in_pieces import RESULT, STATE
 from sparkdl.allreduce import messages
-from sparkdl.allreduce.directives import Step
 from sparkdl.allreduce.messages import Message, Problems, of_type
-from sparkdl.allreduce.plans.base import Inbox, Participant, Phase, Plan, Send, Stay, ToAll, ToDriver
+from sparkdl.allreduce.plans.base import Plan
+from sparkdl.allreduce.steps import Inbox, Participant, Phase, Send, Stay, Step, ToAll, ToDriver
 from sparkdl.compute.local_store import LocalStore
 from sparkdl.compute.problems import LackingState, Problem, ProblemError, in_order
 from sparkdl.compute.start import Start

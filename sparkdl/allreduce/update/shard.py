@@ -16,7 +16,6 @@ import numpy as np
 import torch
 
 from sparkdl import seeding
-from sparkdl.allreduce.directives import Directives
 from sparkdl.allreduce.messages import (
     Average,
     Partials,
@@ -26,6 +25,7 @@ from sparkdl.allreduce.messages import (
     UpdateFacts,
     nbytes,
 )
+from sparkdl.allreduce.steps import Directives
 from sparkdl.allreduce.update import adasum
 from sparkdl.allreduce.update.combine import Gradients, checksum
 from sparkdl.compute.problems import ProblemError

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from sparkdl.allreduce.directives import Directives
 from sparkdl.allreduce.messages import RowGradients, Shard
+from sparkdl.allreduce.steps import Directives
 from sparkdl.allreduce.update.shard import Finished, ShardUpdate, update_shard
 from sparkdl.keyed.columns import FreshState
 from sparkdl.keyed.entries import ROW
