@@ -240,7 +240,10 @@ class Engine:
         seed: Sequence[Published],
         publishing: float,
     ) -> tuple[ModelState, list[Outcome]]:
-        """Return the model after a group, and what each of its steps reports."""
+        """Return the model after a group, and what each of its steps reports.
+
+        Its weights have come with the report, or are fetched from the executors when somebody asks.
+        """
         before, plan, kept = model.weights, self._plan, result.kept
         report = plan.conclude(result.messages, before.buffers, before.counters)
         persisted = self._persisted  # of now: the number of shards may change before they are fetched

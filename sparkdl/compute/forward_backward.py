@@ -130,7 +130,7 @@ class ForwardBackward:
             raise ProblemError(LocalState(self.iteration, partition, str(error))) from error
         clock.lap("compute")
         if not math.isfinite(result.loss):
-            found = find_culprit(spec.plan, rows, columns, batches) if spec.plan is not None else ""
+            found = find_culprit(spec.columns, rows, columns, batches) if spec.columns is not None else ""
             raise ProblemError(NonFiniteLoss(self.iteration, partition, result.loss, found))
         changed = changed_buffers(replica, current)
         other = self.manifest.has_other_values(token)

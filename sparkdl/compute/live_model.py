@@ -63,7 +63,7 @@ class WeightChange:
     @property
     def whole(self) -> bool:
         """Whether it has the whole model, so that nothing need be known of the version before."""
-        return not self.rows.tables
+        return self.rows.is_whole
 
 
 class LiveModel:

@@ -47,7 +47,7 @@ class FitSpec:
         inner: how partitions step by themselves; ``None`` if they send gradients.
         tables: parameters with row-sparse gradients whose optimizer leaves other rows as they are.
         scanned: tables with dense gradients, of which rows of zeros are not sent.
-        plan: names of columns and rows, for errors.
+        columns: names of columns and rows, for errors.
         row_memory: bytes of memory for rows of embedding variables in a process; ``None`` for no bound.
     """
 
@@ -71,7 +71,7 @@ class FitSpec:
     inner: InnerRule | None = None
     tables: tuple[int, ...] = ()
     scanned: tuple[int, ...] = ()
-    plan: TablePlan | None = None
+    columns: TablePlan | None = None
     collate: Collate | None = None
     row_memory: int | None = None
 

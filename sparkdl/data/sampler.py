@@ -134,7 +134,7 @@ class Place:
         return StoredRows(token, self._numbers(token, seed, shuffle))
 
     def _numbers(self, token: Token, seed: int, shuffle: bool) -> Array:
-        """Return the numbers of a partition's rows in its files."""
+        """Return the numbers in a partition's files of its rows among the slots of the iteration."""
         if not token.dealt:
             place = {"seed": seed, "epoch": self.epoch, "partition": token.partition}
             return rows_of(token.rows, self.steps, self.step, shuffle=shuffle, **place)

@@ -163,7 +163,7 @@ def _to_host(tensor: Tensor) -> Tensor:
 
 
 def _compute(replica: FlatModule, batch: Batch, objective: Objective, *, training: bool) -> Evaluated:
-    """Run module and objective on a batch; an error names the layer."""
+    """Run the objective, as ``loss(module(inputs), label)``, on a batch; an error names the layer."""
     if replica.device.type != "cpu":
         objective.to(replica.device)
     batch = replica.prepare(batch)

@@ -268,6 +268,7 @@ class Ahead:
             del self._owed[: len(self._recovery.run(self._owed))]
 
     def _run_group(self, group: list[Step]) -> None:
+        """Let the engine run a group; :class:`Recovery` runs it again where executors are lost."""
         if self._used_up >= _FULL_GROUPS:
             self._limit, self._used_up = min(2 * self._limit, LONGEST_GROUP), 0
         begin = perf_counter()

@@ -186,7 +186,7 @@ class Recipe:
                 inner=self.inner,
                 tables=self.tables,
                 scanned=self.scanned,
-                plan=data.plan,
+                columns=data.plan,
             )
 
     def wanted(self) -> Wanted:

@@ -59,10 +59,15 @@ class TouchedRows:
         """The rows by name, to travel in a frame."""
         return {f"{_PREFIX}{index}": _narrow(rows) for index, rows in self.tables.items()}
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether all elements are covered."""
+        return not self.tables
+
     @cached_property
     def packed(self) -> ParamLayout:
         """Layout of the packed vector."""
-        if not self.tables:
+        if self.is_whole:
             return self.layout
         entries = [
             (
@@ -76,7 +81,7 @@ class TouchedRows:
 
     def take(self, values: Array, start: int = 0) -> Array:
         """Return the covered elements of a vector, or of a stretch of one."""
-        if not self.tables:
+        if self.is_whole:
             return values
         parts = []
         for window, rows, width in self._pieces(start, start + len(values)):
@@ -92,7 +97,7 @@ class TouchedRows:
             values: elements from ``start`` on; elements that are not covered do not change.
             start: position of the first one in the flat vector.
         """
-        if not self.tables:
+        if self.is_whole:
             np.copyto(values, packed)
             return
         position = 0

@@ -23,7 +23,7 @@ from sparkdl.allreduce.kept import Kept, is_of_rows
 from sparkdl.allreduce.messages import Average, Master, Message, Partials, Problems, of_type
 from sparkdl.allreduce.plans.driver import ThroughDriver
 from sparkdl.allreduce.steps import Inbox, Participant, Phase, Send, Stay, ToDriver, ToOthers, ToRank, ToSelf
-from sparkdl.allreduce.transport.base import Group, GroupResult, perform, read_left
+from sparkdl.allreduce.transport.base import Group, GroupResult, read_left, run_phase
 from sparkdl.compute.problems import LostPeer
 from sparkdl.compute.stopwatch import Stopwatch
 from sparkdl.compute.worker import Worker
@@ -249,7 +249,7 @@ class InProcessTransport:
                     found += read_left(worker.files, sent.name, group.start.version.iteration)
             return found
 
-        for send in perform(phase, me, Inbox(arrived, own), last=last):
+        for send in run_phase(phase, me, Inbox(arrived, own), last=last):
             yield from self._addressed(rank, ranks, send, worker, group.start.local)
 
     def _addressed(

@@ -90,7 +90,7 @@ def _serve(pipe: connection.Connection, folder: str) -> None:
     global _fault, _ticks
     os.environ["SPARK_LOCAL_DIRS"] = folder
     for module in (shuffled, direct):
-        module.perform = _ticking(module.perform)  # type: ignore[attr-defined]
+        module.run_phase = _ticking(module.run_phase)  # type: ignore[attr-defined]
     mesh.Mesh._wait = _ticking(mesh.Mesh._wait)  # type: ignore[method-assign]
     endpoint.Endpoint.meet = _ticking(endpoint.Endpoint.meet)  # type: ignore[method-assign]
     while True:

@@ -201,7 +201,7 @@ class Shard:
         codec: Codec = "fp32",
         left_out: Array | None = None,
     ) -> Shard:
-        """Encode the gradient of elements from ``start`` on.
+        """Encode the gradient of elements from ``start`` on; by fp32 it refers to ``values``, without a copy.
 
         Args:
             source: source partition.
@@ -232,7 +232,7 @@ class Shard:
         """Decode the gradient of elements [start, stop)."""
         sent = decode_values(self.coded.meta, self.coded.arrays, np.dtype(layout.dtype))
         rows = self.rows(layout)
-        if rows.tables:
+        if not rows.is_whole:
             # np.zeros would take new memory from the system, which costs 0.5 ms per MB.
             whole = buffers.empty((stop - start) * sent.itemsize).view(sent.dtype)
             whole.fill(0)

@@ -202,7 +202,7 @@ class _UpdateAll:
         arrived = inbox.of(Shard)
         reports = combine_reports(inbox.of(Report), live.buffers, live.counters)
         rows = _covered(spec, arrived, _lazy(spec, live, directives))
-        whole = not rows.tables  # then weights and state are updated in place
+        whole = rows.is_whole  # then weights and state are updated in place
         if whole:
             optimizer, weights, shards_of = live.optimizer, live.weights, arrived
         else:

@@ -112,7 +112,7 @@ def read_left(files: LocalStore, name: str, iteration: int) -> Iterator[Message]
     return map(messages.decode, left)
 
 
-def perform(phase: Phase, me: Participant, inbox: Inbox, *, last: bool) -> Iterator[Send]:
+def run_phase(phase: Phase, me: Participant, inbox: Inbox, *, last: bool) -> Iterator[Send]:
     """Run a rank's phase, or pass on why that cannot be done."""
     try:
         found = in_order(p for message in of_type(inbox.arrived, Problems) for p in message.problems)
@@ -124,7 +124,7 @@ def perform(phase: Phase, me: Participant, inbox: Inbox, *, last: bool) -> Itera
         yield ToDriver(problems) if last else ToAll(problems)
 
 
-def to_driver(sends: Iterable[Send], *, keyed: bool = True, home: int = 0) -> Iterator[bytes | Parts]:
+def driver_frames(sends: Iterable[Send], *, keyed: bool = True, home: int = 0) -> Iterator[bytes | Parts]:
     """Yield what a last phase sends as frames.
 
     Args:

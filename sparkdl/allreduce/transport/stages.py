@@ -17,7 +17,7 @@ from sparkdl.allreduce import messages
 from sparkdl.allreduce.messages import Message, Partials, Problems, Reports, UpdatedShard, of_type
 from sparkdl.allreduce.plans.driver import ThroughDriver
 from sparkdl.allreduce.steps import Inbox, Participant, Phase, Send, ToAll, ToOthers, ToRank, ToSelf
-from sparkdl.allreduce.transport.base import Group, GroupResult, perform, read_left, to_driver
+from sparkdl.allreduce.transport.base import Group, GroupResult, driver_frames, read_left, run_phase
 from sparkdl.compute.local_store import LocalStore, decode, encode
 from sparkdl.compute.stopwatch import Stopwatch
 from sparkdl.compute.stragglers import Allowance
@@ -255,9 +255,9 @@ class PhaseTask:
         worker = self.fit.worker()
         me = Participant(rank, self.ranks, worker, clock, token)
         inbox = self._inbox(arrived, worker.files)
-        sends = perform(self.phase, me, inbox, last=self.last)
+        sends = run_phase(self.phase, me, inbox, last=self.last)
         yield from (
-            to_driver(sends, keyed=self.stays) if self.last else self._to_ranks(rank, sends, worker.files)
+            driver_frames(sends, keyed=self.stays) if self.last else self._to_ranks(rank, sends, worker.files)
         )
         stop_reading()
         worker.end_task()

@@ -220,7 +220,10 @@ def _averaged(update: ShardUpdate, average: torch.Tensor | None) -> torch.Tensor
 def _steps(
     update: ShardUpdate, gradients: Gradients, optimizer: ShardOptimizer
 ) -> Generator[Array, Array, torch.Tensor]:
-    """Update the shard in place; yield partial sums, receive totals, return the combined gradient."""
+    """Update the shard in place; yield partial sums, receive totals, return the combined gradient.
+
+    The rule adds penalties, clips and runs the optimizer.
+    """
     gradient = yield from _combined(update, gradients)
     combined = gradient.clone() if update.directives.gradient else gradient
     late, start = gradients.late, update.start
@@ -248,7 +251,7 @@ def _combined(update: ShardUpdate, gradients: Gradients) -> Generator[Array, Arr
     else:
         if update.combine == "adasum" and not update.whole:
             yield np.zeros(0)  # a single source has nothing to combine, but phases are counted
-        # In an earlier phase it is left for the next one.
+        # A copy if others may read it; in an earlier phase it is left for the next one.
         gradient = own(parts[0].values) if update.last else buffers.copy(parts[0].array)
     return torch.from_numpy(gradient).to(update.weights.device)
 

@@ -15,7 +15,7 @@ from sparkdl.access.in_pieces import RESULT
 from sparkdl.allreduce import messages
 from sparkdl.allreduce.messages import Message, Problems, of_type
 from sparkdl.allreduce.steps import Inbox, Participant, Phase, Send, ToAll, ToDriver, ToOthers, ToRank, ToSelf
-from sparkdl.allreduce.transport.base import perform, read_left, to_driver
+from sparkdl.allreduce.transport.base import driver_frames, read_left, run_phase
 from sparkdl.allreduce.transport.direct.connection import ALL
 from sparkdl.allreduce.transport.direct.endpoint import Endpoint, close_endpoint, endpoint_of
 from sparkdl.allreduce.transport.direct.mesh import Mesh
@@ -99,7 +99,7 @@ class GroupTask:
                 close_endpoint(self.fit.fit_id)  # which the others notice
                 lost = own[0] if error.rank is None else error.rank
                 problem = LostPeer(self.iteration, lost, error.reason, begun=begun, gone=error.gone)
-                yield from to_driver([ToDriver(Problems([problem], len(siblings())))])
+                yield from driver_frames([ToDriver(Problems([problem], len(siblings())))])
             except BaseException:
                 close_endpoint(self.fit.fit_id)
                 raise
@@ -121,11 +121,11 @@ class GroupTask:
             told = of_type(hosted[0].inbox.arrived, Problems)
             problems = in_order(problem for each in told for problem in each.problems)
             if problems:  # which all ranks know now
-                yield from to_driver([ToDriver(Problems(problems))])
+                yield from driver_frames([ToDriver(Problems(problems))])
                 return
         for rank in hosted:
             home = rank.number if self.by_rank else 0
-            yield from to_driver(perform(final, rank.me(), rank.inbox, last=True), home=home)
+            yield from driver_frames(run_phase(final, rank.me(), rank.inbox, last=True), home=home)
             worker.end_task()
 
     def _sends(
@@ -133,7 +133,7 @@ class GroupTask:
     ) -> Iterator[tuple[int, int, Parts]]:
         """Run a phase of each rank in turn, and yield its messages to others."""
         for rank, own in zip(hosted, mine, strict=True):
-            sends = perform(phase, rank.me(), rank.inbox, last=False)
+            sends = run_phase(phase, rank.me(), rank.inbox, last=False)
             yield from _to_others(rank.number, sends, own)
             rank.worker.end_task()
 
@@ -184,7 +184,7 @@ class _Mine:
         self.sent.append(message)
 
     def send(self, send: ToSelf) -> None:
-        """Keep messages until the next phase."""
+        """Keep messages until the next phase, which reads lent ones from this memory: they are not copied."""
         encoded = [messages.encode(message) for message in send.messages]
         if self._local:
             self._files.leave(send.name, encoded, lent=send.lent)

@@ -148,6 +148,7 @@ class DirectTransport:
         return GroupResult(arrived, kept, started, {"job": time.perf_counter() - begin}, direct=True)
 
     def _run_stage(self, group: Group, members: Sequence[Peer]) -> tuple[list[Buffer], Kept | None]:
+        """Run a group as one stage, whose task n has the token of rank n; return frames for the driver."""
         self._last_group = max(self._last_group + 1, time.time_ns())
         start, hosts = replace(group.start, raises=False), self._placement.hosts
         # A rank that computes for longer than ever before is no lost one.
