@@ -145,7 +145,7 @@ class Recovery:
         self._since.clear()
 
     def restart(self, commit: CommittedModel) -> None:
-        """Go on from a commit, with as many shards as the stepper has now."""
+        """Go on from a commit, with as many shards as the engine has now."""
         self.let_go()
         old = self.model
         self.model = self._persistently(lambda: self._restored(commit))

@@ -27,7 +27,6 @@ from sparkdl.allreduce.messages import (
     UpdatedShard,
     UpdateFacts,
     WantedRows,
-    wire,
 )
 from sparkdl.compute.lookup import Asked, Found, RowGradient
 from sparkdl.compute.problems import (
@@ -94,7 +93,7 @@ def test_what_arrives_is_what_was_sent(message: Message) -> None:
 
 
 def test_every_message_has_a_kind_of_its_own() -> None:
-    assert len({message.kind for message in EXAMPLES}) == len(EXAMPLES) == len(wire._BY_KIND)
+    assert len({message.kind for message in EXAMPLES}) == len(EXAMPLES) == len(messages._BY_KIND)
 
 
 @pytest.mark.parametrize("mine", [True, False])

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from sparkdl.allreduce import messages as told
+from sparkdl.allreduce import messages
 from sparkdl.allreduce.kept import Kept
 from sparkdl.allreduce.messages import (
     Average,
@@ -219,7 +219,7 @@ class _Gather:
         kept: list[State | Average] = [*inbox.of(State), *inbox.of(Average)]
         if not self.start.local:  # it has travelled, and the next group looks for it here
             name = self.start.after(self.done).part(shard_part(me.rank))
-            me.worker.files.leave(name, [told.encode(message) for message in (own, *kept)])
+            me.worker.files.leave(name, [messages.encode(message) for message in (own, *kept)])
         if me.rank == 0:
             steps, arrays = [json.loads(line) for line in model.trail], model.arrays
             gradient = arrays.get("gradient")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sparkdl.allreduce import messages as told
+from sparkdl.allreduce import messages
 from sparkdl.allreduce.messages import Average, Message, State, UpdatedShard, of_type
 from sparkdl.compute.local_store import LocalStore
 from sparkdl.compute.problems import LackingState, ProblemError
@@ -47,13 +47,13 @@ class OwnShard:
         if not done and not start.kept:
             return cls(None, None, None)
         if not done and start.seed:
-            return cls._among([told.read(message, mine=True) for message in start.seed_of(n)])
+            return cls._among([messages.read(message, mine=True) for message in start.seed_of(n)])
         version = start.after(done)
         name = version.part(shard_part(n))
         found = files.take(name) if take else files.read(name)
         if found is None:
             raise ProblemError(LackingState(version.iteration, name))
-        return cls._among([told.decode(packed, mine=take) for packed in found])
+        return cls._among([messages.decode(packed, mine=take) for packed in found])
 
     @classmethod
     def _among(cls, messages: Sequence[Message]) -> OwnShard:

@@ -69,7 +69,7 @@ class HasRun(HasEntries, HasLabelCol, HasBatchSize, HasMaxIter, HasLearningRate,
     )
     codec = ParamEntry(
         "codec",
-        "how gradients travel between executors: fp32, or bf16 or fp16 in half as many bytes.",
+        "how gradients travel: fp32; bf16 or fp16 in half as many bytes; int8 in a quarter of them.",
         converters.one_of("codec", *CODECS),
         "fp32",
     )
