@@ -36,6 +36,7 @@ from sparkdl.nn.batch import Batch
 from sparkdl.nn.flat import FlatModule, Weights
 from sparkdl.nn.gradient import BatchLoss, Gradient, forward_backward
 from sparkdl.wire.frame import Array, Frame, Parts
+from sparkdl.wire.held import Held
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +56,7 @@ class Contribution:
     loss: BatchLoss
     gradient: Gradient | None = None
     buffers: Mapping[str, Array] | None = None
-    before: Mapping[str, Frame] | None = None
+    before: Mapping[str, Held[Frame]] | None = None
     kept: Sequence[Parts] = ()
     lost: bool = False
     other: bool = False
@@ -112,7 +113,7 @@ class ForwardBackward:
         replica.load(current["params"], current["buffers"], current["counters"])  # type: ignore[arg-type]
         replica.set_frozen(self.frozen)
         state = self.state_of(worker, partition)
-        before = state.read() if state is not None else None
+        before = state.take() if state is not None else None
         lost = state is not None and before is None and self.iteration > 0
         clock.lap("weights_in")
         worker.files.keep_lent()  # a gradient of another partition, or of an earlier attempt, in the replica
@@ -191,7 +192,7 @@ class ForwardBackward:
         self,
         replica: FlatModule,
         batches: Sequence[Batch],
-        before: Mapping[str, Frame],
+        before: Mapping[str, Held[Frame]],
         worker: Worker,
         clock: Stopwatch,
         partition: int,

@@ -25,7 +25,7 @@ from sparkdl.optim.reduction import drive
 from sparkdl.optim.rule import UpdateRule
 from sparkdl.optim.shard.optimizer import ShardOptimizer
 from sparkdl.wire.frame import Frame, Parts
-from sparkdl.wire.held import Shared
+from sparkdl.wire.held import Held
 from sparkdl.wire.layout import ParamLayout
 
 
@@ -86,7 +86,7 @@ def take_steps(
     batches: Iterable[Batch],
     inner: InnerRule,
     steps: InnerSteps,
-    state: Frame | None,
+    state: Held[Frame] | None,
     compute: Callable[[Batch], BatchLoss],
 ) -> Went:
     """Take optimizer steps on a replica that has the common weights.
@@ -94,8 +94,7 @@ def take_steps(
     Returns:
         Where they led; a loss that is not finite ends them early.
     """
-    begin = Shared(state) if state is not None else None
-    optimizer = ShardOptimizer(inner.rule.optimizer, inner.layout, 0, inner.layout.numel, begin)
+    optimizer = ShardOptimizer(inner.rule.optimizer, inner.layout, 0, inner.layout.numel, state)
     optimizer.to(replica.device)
     replica.holds = None
     weights, before = replica.params, replica.params.clone()

@@ -85,7 +85,8 @@ class LocalStore:
 
     def take(self, name: str) -> Sequence[Packed] | None:
         """Return frames that the caller may change; they are removed from memory."""
-        return self._held.pop(name, None) or self.read(name)
+        found = self._held.pop(name, None)
+        return self.read(name) if found is None else found
 
     def forget(self, name: str) -> None:
         """Forget frames if they are held in memory."""
@@ -115,7 +116,10 @@ class LocalStore:
                 self._lent.clear()
 
     def link(self, name: str, other: str) -> bool:
-        """Let a file have another name, too; return whether there is one."""
+        """Let a file have another name, too, held frames that alone; return whether there is one."""
+        if name in self._held:
+            self._held[other] = self._held.pop(name)
+            return True
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self._path(other))  # of an earlier attempt
         try:

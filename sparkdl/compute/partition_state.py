@@ -4,6 +4,9 @@ The state is a file beside the partition's rows, with one version per iteration,
 runs again starts from the same state. It can be lost, with an executor or because the run goes back to a
 commit. Then the partition begins with a fresh state, and the history counts it. This is tolerated: averaging
 over partitions makes up for it.
+
+Where a rank stays in its process until a group has ended, no version but the last one is written, for a group
+runs again from its beginning. In between the state is in memory, and the optimizer updates it there.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from dataclasses import dataclass
 from sparkdl.compute.local_store import LocalStore
 from sparkdl.wire import frame
 from sparkdl.wire.frame import Frame, Parts
+from sparkdl.wire.held import Held, Owned, Shared
 
 FOLDER = "partitions"
 """Folder of these files among those of a fit."""
@@ -35,23 +39,32 @@ class PartitionState:
     iteration: int
     since: int
 
-    def read(self) -> Mapping[str, Frame] | None:
-        """Return the frames of the iteration before, by kind; ``None`` if there are none."""
-        found = self.files.read(self._name(self.iteration))
+    def take(self) -> Mapping[str, Held[Frame]] | None:
+        """Return the frames of the iteration before, by kind; ``None`` if there are none.
+
+        Those in memory leave it, and belong to the caller.
+        """
+        found = self.files.take(self._name(self.iteration))
         if found is None:
             return None
-        frames = [frame.unpack(one) for one in found]
-        return {message.meta["kind"]: message for message in frames}
+        frames = [frame.unpack(one, writable=True) for one in found]
+        return {one.meta["kind"]: _held(one) for one in frames}
 
     def write(self, frames: Sequence[Parts]) -> None:
-        """Write frames, one of each kind, for the next iteration."""
-        self.files.write(self._name(self.iteration + 1), frames)
+        """Leave frames, one of each kind, for the next iteration; their arrays must not change afterwards."""
+        self.files.leave(self._name(self.iteration + 1), frames)
         self._delete_outdated()
 
-    def pass_on(self) -> None:
-        """Copy the state of the iteration before to the next one: this iteration does not change it."""
+    def pass_on(self, taken: Mapping[str, Held[Frame]] | None) -> None:
+        """Let the state of the iteration before be that of the next one, for this one does not change it.
+
+        Args:
+            taken: what :meth:`take` returned, if it was called.
+        """
         if self.files.link(self._name(self.iteration), self._name(self.iteration + 1)):
             self._delete_outdated()
+        elif taken is not None:
+            self.write([frame.pack(one.value.meta, one.value.arrays) for one in taken.values()])
         elif not self.iteration:  # nothing is lost: there never was anything
             self.write([])
 
@@ -62,3 +75,8 @@ class PartitionState:
 
     def _name(self, iteration: int | str) -> str:
         return f"{self.partition}-{iteration}"
+
+
+def _held(message: Frame) -> Held[Frame]:
+    """Return a frame as owned if all of its memory can be written to."""
+    return Owned(message) if all(a.flags.writeable for a in message.arrays.values()) else Shared(message)

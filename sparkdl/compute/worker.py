@@ -10,7 +10,8 @@ import gc
 import os
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -115,6 +116,12 @@ class Worker:
         modules = [replica.module for replica in self._replicas.values()]
         parameters = [parameter for module in modules for parameter in module.parameters()]
         return [weakref.ref(part) for part in (self, *self._replicas.values(), *modules, *parameters)]
+
+    @contextmanager
+    def holding(self) -> Iterator[None]:
+        """Hold in memory what tasks leave for a while, for nobody but this process wants it before."""
+        with self.files.holding(), self.partition_files.holding():
+            yield
 
     def delete_files(self) -> None:
         """Delete what tasks have left on this executor."""

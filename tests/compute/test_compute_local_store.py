@@ -146,3 +146,12 @@ def test_what_is_held_for_a_while_becomes_files(tmp_path: Path) -> None:
         assert (another.read("a") is None) is in_memory
         one.leave("b", [b"frame"])
         assert (another.read("b") is None) is in_memory
+
+
+def test_what_is_held_is_renamed_and_taken_though_it_is_empty(folder: str) -> None:
+    files = store(folder)
+    with files.holding():
+        files.leave("one", [])
+        assert files.link("one", "two")
+        assert files.take("one") is None
+        assert files.take("two") == []

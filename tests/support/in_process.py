@@ -152,7 +152,7 @@ class InProcessTransport:
         phases = group.plan.phases(group.start, group.steps)
         with ExitStack() as stack:
             for worker in self._sites if self._stays else []:
-                stack.enter_context(worker.files.holding())
+                stack.enter_context(worker.holding())
             for number, phase in enumerate(phases, start=1):
                 inboxes = self._phase(group, phase, inboxes, ranks, last=number == len(phases))
         return self._home(inboxes), self._stayed(inboxes, ranks)

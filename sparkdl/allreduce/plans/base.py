@@ -117,13 +117,13 @@ def gradient_shards(
     gradient = contribution.gradient
     if gradient is None:
         if state is not None:
-            state.pass_on()
+            state.pass_on(contribution.before)
         return
     values, touched, left_out = me.worker.replica.on_host(gradient.values), gradient.touched, None
     if spec.error_feedback:
         residual = (contribution.before or {}).get("residual")
         if residual is not None:
-            values = values + residual.arrays["left_out"]
+            values = values + residual.value.arrays["left_out"]
             touched = _touched_with(values, touched, spec.layout)
         left_out = np.empty_like(values)
     rows = _rows(values, touched, spec)

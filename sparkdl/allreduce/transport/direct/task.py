@@ -84,7 +84,7 @@ class GroupTask:
         worker, own = self.fit.worker(), sorted(tokens)
         rendezvous, begun = self.rendezvous, False
         # Ranks stay in this process until the group has ended; others may want their files only then.
-        with worker.files.holding():
+        with worker.holding():
             try:
                 endpoint = _listening(self.fit.fit_id, rendezvous, own[0])
                 links = endpoint.meet(self.group, own, self.ranks, self.members, rendezvous.seconds)
