@@ -86,8 +86,8 @@ class CalledChain:
                 arriving = [piece for _, piece in pairs]
         found = list(pairs)
         results = [piece for to, piece in found if to == key(RESULT)]
-        kept = [piece for to, piece in found if to != key(RESULT)]
-        return list(joined(results)), kept if kept_bytes is not None else None
+        persisted = [piece for to, piece in found if to != key(RESULT)]
+        return list(joined(results)), persisted if kept_bytes is not None else None
 
     def forget(self, partition: int) -> None:
         """Forget where a partition's rows are, since its files are not there."""
@@ -213,9 +213,9 @@ class AloneAccess(WithoutRdds):
         """Make a partition again when it is read next."""
         frames.forget(partition)
 
-    def run_on_kept(self, kept: list[bytes], task: Task) -> list[bytes]:
+    def run_on_persisted(self, persisted: list[bytes], task: Task) -> list[bytes]:
         """Run a task over the pieces that a chain has left."""
-        return [_whole(data) for data in task(0, iter(kept))]
+        return [_whole(data) for data in task(0, iter(persisted))]
 
     def keep(self, pieces: Iterable[tuple[int, bytes | Parts]], shards: int, shard_bytes: int) -> list[bytes]:
         """Return pieces as if a chain had left them."""

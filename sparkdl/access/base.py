@@ -31,7 +31,7 @@ DYNAMIC = "spark.dynamicAllocation.enabled"
 Frames = Any
 """Frames on the executors, partition by partition: what :meth:`Access.stage` returns. Opaque to others."""
 
-Kept = Any
+Persisted = Any
 """Frames that a chain has left on the executors. Opaque to others."""
 
 
@@ -116,7 +116,7 @@ class Chain(Protocol):
         frame_bytes: int,
         *,
         kept_bytes: int | None = None,
-    ) -> tuple[list[Buffer], Kept | None]:
+    ) -> tuple[list[Buffer], Persisted | None]:
         """Run the stages.
 
         Args:
@@ -301,7 +301,7 @@ class Access(Protocol):
         tokens: Frames,
         task: ChainTask,
         shards: int,
-        state: Kept | None,
+        state: Persisted | None,
         broadcasts: Sequence[Any],
         profile: Any,
     ) -> ShuffledSync:
@@ -326,7 +326,7 @@ class Access(Protocol):
         """Keep frames on the executors that compute them, where tasks over them will run."""
         ...
 
-    def unpersist(self, frames: Frames | Kept, *, wait: bool = False) -> None:
+    def unpersist(self, frames: Frames | Persisted, *, wait: bool = False) -> None:
         """Stop keeping frames; ``wait`` until they are deleted."""
         ...
 
@@ -334,11 +334,11 @@ class Access(Protocol):
         """Let the next job compute a partition of persisted frames again, and what stages have made it of."""
         ...
 
-    def run_on_kept(self, kept: Kept, task: Task) -> list[bytes]:
+    def run_on_persisted(self, persisted: Persisted, task: Task) -> list[bytes]:
         """Run a task over the pieces that a chain has left, shard by shard, and return its frames."""
         ...
 
-    def keep(self, pieces: Iterable[tuple[int, bytes | Parts]], shards: int, shard_bytes: int) -> Kept:
+    def keep(self, pieces: Iterable[tuple[int, bytes | Parts]], shards: int, shard_bytes: int) -> Persisted:
         """Let pieces of the driver's stay as if a chain had left them.
 
         Args:

@@ -234,24 +234,24 @@ class ClassicAccess:
         """Let the next job compute a partition again."""
         self.jobs.forget(frames, partition)
 
-    def run_on_kept(self, kept: JavaObject, task: Task) -> list[bytes]:
+    def run_on_persisted(self, persisted: JavaObject, task: Task) -> list[bytes]:
         """Run a task over the pieces that a chain has left."""
-        return self.jobs.collect(self.jobs.stage(staying(self.jobs, kept), task))
+        return self.jobs.collect(self.jobs.stage(staying(self.jobs, persisted), task))
 
     def keep(self, pieces: Iterable[tuple[int, bytes | Parts]], shards: int, shard_bytes: int) -> JavaObject:
         """Let pieces of the driver's stay as if a chain had left them."""
         jobs = self.jobs
         shuffled = jobs.shuffle(jobs.scattered(pieces), shards)
-        kept = jobs.stage(jobs.values(shuffled), _keep, preserves_partitioning=True)
-        jobs.persist_replicated(kept, shard_bytes)
+        persisted = jobs.stage(jobs.values(shuffled), _keep, preserves_partitioning=True)
+        jobs.persist_replicated(persisted, shard_bytes)
         try:
-            jobs.collect(jobs.select(jobs.keyed(kept), RESULT, drop=[STATE]))
+            jobs.collect(jobs.select(jobs.keyed(persisted), RESULT, drop=[STATE]))
         except BaseException:
-            jobs.unpersist(kept)
+            jobs.unpersist(persisted)
             raise
         finally:
             jobs.release_shuffle(shuffled)
-        return kept
+        return persisted
 
 
 def task_resource_amounts(conf: Mapping[str, str]) -> dict[str, float]:

@@ -256,12 +256,12 @@ class GatheredStages:
         if by_rank:  # a partition for each shard
             shuffled = jobs.shuffle(jobs.keyed(stage), self.ranks)
             stage = jobs.stage(jobs.values(shuffled), AtHome(), profile=profile)
-        results, kept = _collect(jobs, stage, shuffled, name, kept_bytes)
+        results, persisted = _collect(jobs, stage, shuffled, name, kept_bytes)
         found = [data for data in results if data != LACKING]
         if len(found) < len(results):
-            jobs.unpersist(kept)
-            kept = None
-        return found, kept
+            jobs.unpersist(persisted)
+            persisted = None
+        return found, persisted
 
 
 def _collect(
@@ -276,17 +276,17 @@ def _collect(
         name: names the job in the Spark UI.
         kept_bytes: length of a frame that stays, about; ``None`` if none does.
     """
-    kept = None
+    persisted = None
     if kept_bytes is not None:
-        kept = stage
-        jobs.persist_replicated(kept, kept_bytes)
+        persisted = stage
+        jobs.persist_replicated(persisted, kept_bytes)
     jobs.describe(name)
     try:
-        results = jobs.select(jobs.keyed(stage), RESULT, drop=[] if kept is None else [STATE])
-        return list(joined(jobs.collect(results))), kept
+        results = jobs.select(jobs.keyed(stage), RESULT, drop=[] if persisted is None else [STATE])
+        return list(joined(jobs.collect(results))), persisted
     except BaseException:
-        if kept is not None:
-            jobs.unpersist(kept)
+        if persisted is not None:
+            jobs.unpersist(persisted)
         raise
     finally:
         jobs.describe(None)
@@ -318,7 +318,7 @@ class ShuffledSync:
         self._state = state
         self._broadcasts = broadcasts
         self._left: JavaObject | None = None  # in place of what was shuffled
-        self._kept: JavaObject | None = None
+        self._persisted: JavaObject | None = None
 
     def __enter__(self) -> Self:
         """Begin."""
@@ -330,8 +330,8 @@ class ShuffledSync:
         """Release what was shuffled."""
         jobs = self._jobs
         try:
-            if error is not None and self._kept is not None:
-                jobs.unpersist(self._kept)
+            if error is not None and self._persisted is not None:
+                jobs.unpersist(self._persisted)
         finally:
             jobs.describe(None)
             if self._left is not None:
@@ -364,9 +364,9 @@ class ShuffledSync:
         keyed = kept_bytes is not None
         results = self._stage(task, keyed=keyed)
         if kept_bytes is not None:
-            self._kept = results
+            self._persisted = results
             self._jobs.persist_replicated(results, kept_bytes)
-        return self._collect(results, name, keyed=keyed), self._kept
+        return self._collect(results, name, keyed=keyed), self._persisted
 
     def _stage(self, task: ChainTask, *, keyed: bool) -> JavaObject:
         """Return the stage in which the frames of a shard meet its state."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar, NoReturn, TypeVar
 
-from sparkdl.access.base import Kept
+from sparkdl.access.base import Persisted
 from sparkdl.access.in_pieces import ChainTask
 from sparkdl.exceptions import ConfigError
 from sparkdl.wire.frame import Parts
@@ -52,7 +52,7 @@ class WithoutRdds:
         tokens: Any,
         task: ChainTask,
         shards: int,
-        state: Kept | None,
+        state: Persisted | None,
         broadcasts: Sequence[Any],
         profile: Any,
     ) -> NoReturn:

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from sparkdl._spark.errors import is_job_failure
 from sparkdl._spark.processes import LINGER_SECONDS, EndSurplus
-from sparkdl.access.base import Access, Published
+from sparkdl.access.base import Access, Persisted, Published
 from sparkdl.access.in_pieces import ChainTask
 from sparkdl.allreduce.kept import Kept
 from sparkdl.allreduce.persisted import PersistedShards
@@ -25,27 +25,27 @@ _log = logging.getLogger("sparkdl")
 class Shards(Protocol):
     """The state of the shards between groups, on two executors each."""
 
-    def fetch(self, kept: Any, *, rows: bool = True) -> Kept:
+    def fetch(self, persisted: Persisted, *, rows: bool = True) -> Kept:
         """Copy the state of the shards, but for their weights, and rows if so wanted, to the driver."""
         ...
 
-    def average(self, kept: Any) -> Array | None:
+    def average(self, persisted: Persisted) -> Array | None:
         """Fetch the averaged weights; ``None`` if there are none yet."""
         ...
 
-    def weights(self, kept: Any) -> Array:
+    def weights(self, persisted: Persisted) -> Array:
         """Fetch the weights."""
         ...
 
-    def rows(self, kept: Any, changed: ChainTask | None = None) -> list[Frame]:
+    def rows(self, persisted: Persisted, changed: ChainTask | None = None) -> list[Frame]:
         """Fetch the rows of embedding variables, or what a task makes of them, shard by shard."""
         ...
 
-    def run(self, kept: Any, task: ChainTask, doing: str) -> list[Frame]:
+    def run(self, persisted: Persisted, task: ChainTask, doing: str) -> list[Frame]:
         """Run a task over the state of each shard, and return the frames that it yields."""
         ...
 
-    def restore(self, kept: Kept) -> Any:
+    def restore(self, kept: Kept) -> Persisted:
         """Let frames from :meth:`fetch` stay with the shards again."""
         ...
 
@@ -61,7 +61,7 @@ class Cluster(Protocol):
         """Return access to the state of so many shards, each of so many bytes of weights."""
         ...
 
-    def unpersist(self, kept: Any) -> None:
+    def unpersist(self, persisted: Persisted) -> None:
         """Stop keeping the state of the shards."""
         ...
 
@@ -108,9 +108,9 @@ class SparkCluster:
         """Return access to the state of so many shards."""
         return PersistedShards(self.access, count, shard_bytes)
 
-    def unpersist(self, kept: Any) -> None:
+    def unpersist(self, persisted: Persisted) -> None:
         """Stop keeping the state of the shards."""
-        self.access.unpersist(kept)
+        self.access.unpersist(persisted)
 
     def one_process(self, slots: int) -> bool:
         """Return whether the same Python process runs all tasks of an executor of so many slots."""

@@ -107,7 +107,7 @@ class Engine:
         return min(self._traits.longest_group, self._transport.longest_group)
 
     @property
-    def _persisted(self) -> Shards:
+    def _shards(self) -> Shards:
         return self._cluster.shards(self._traits.shards, self._traits.shard_bytes)
 
     def resize(self, store: PartitionStore) -> None:
@@ -171,8 +171,8 @@ class Engine:
             problems = result.problems
             if not problems and not result.refused:
                 return self._after(result, start, steps, model, seed, publishing)
-            if result.kept is not None:
-                self._cluster.unpersist(result.kept)
+            if result.persisted is not None:
+                self._cluster.unpersist(result.persisted)
             steps = sound(steps, problems) if problems else [steps[0].without_deadline()]
             if any(loses_state(problem) for problem in problems):
                 # Executors have come or gone, or tasks went elsewhere. One step that relies on no file makes
@@ -198,7 +198,7 @@ class Engine:
 
     def _send_seed(self, model: ModelState, seed: list[Published]) -> None:
         """Send executors that have no copy the state of the shards."""
-        if model.kept is not None:
+        if model.persisted is not None:
             for data in self._plan.seed(lambda: self.fetch(model)):
                 seed.append(self._cluster.publish(data, inline=False))
 
@@ -211,11 +211,11 @@ class Engine:
             version or ModelVersion(self._generation, steps[0].iteration),
             self._generation,
             None if have else model.weights.publish().ref,
-            model.kept is not None,
+            model.persisted is not None,
             self.store.manifest,
             tuple(published.ref for published in seed),
             origin is not Origin.DRIVER_ALONE,
-            self._traits.keeps_rows and model.kept is not None and not model.layers.is_full,
+            self._traits.keeps_rows and model.persisted is not None and not model.layers.is_full,
         )
 
     def _group(
@@ -229,7 +229,7 @@ class Engine:
         ]
         first = steps[0]
         name = f"{self._name}: epoch {first.place.epoch + 1}, iteration {first.iteration + 1}"
-        return Group(self._plan, start, steps, model.kept, broadcasts, name)
+        return Group(self._plan, start, steps, model.persisted, broadcasts, name)
 
     def _after(
         self,
@@ -244,10 +244,10 @@ class Engine:
 
         Its weights have come with the report, or are fetched from the executors when somebody asks.
         """
-        before, plan, kept = model.weights, self._plan, result.kept
+        before, plan, persisted = model.weights, self._plan, result.persisted
         report = plan.conclude(result.messages, before.buffers, before.counters)
-        persisted = self._persisted  # of now: the number of shards may change before they are fetched
-        params = partial(persisted.weights, kept) if report.params is None else _own(report.params)
+        shards = self._shards  # of now: the number of shards may change before they are fetched
+        params = partial(shards.weights, persisted) if report.params is None else _own(report.params)
         weights = Weights(self._cluster, params, np.array(report.buffers), np.array(report.counters))
         average = max(step.directives.average for step in steps)
         outcomes = outcomes_of(
@@ -255,14 +255,14 @@ class Engine:
         )
         after = ModelState(
             weights,
-            kept,
-            before if kept is not None else None,
+            persisted,
+            before if persisted is not None else None,
             average_buffers(model.average_buffers, weights.buffers, average),
             version=start.after(len(steps)) if self._traits.leaves_model else None,
             made_of=start.version,
             seed=seed,
             layers=model.layers.above(
-                model.kept, model.named, steps[0].iteration + len(steps), outcomes, changes=start.changes
+                model.persisted, model.named, steps[0].iteration + len(steps), outcomes, changes=start.changes
             ),
         )
         return after, outcomes
@@ -300,36 +300,36 @@ class Engine:
 
     def average(self, model: ModelState) -> Array:
         """Fetch the averaged weights; the current ones before the first iteration."""
-        average = None if model.kept is None else self._persisted.average(model.kept)
+        average = None if model.persisted is None else self._shards.average(model.persisted)
         return model.weights.params if average is None else average
 
     def fetch(self, model: ModelState) -> Kept:
         """Copy the state of the shards, but for their weights, to the driver."""
-        return fetching.whole(self._persisted, model)
+        return fetching.whole(self._shards, model)
 
     def fetch_changes(self, model: ModelState, since: int) -> list[Kept]:
         """Copy the state of the shards to the driver, but of rows those that have changed since."""
-        if not self._traits.keeps_rows or model.kept is None:
+        if not self._traits.keeps_rows or model.persisted is None:
             return [self.fetch(model)]
-        return fetching.changes(self._persisted, model, since)
+        return fetching.changes(self._shards, model, since)
 
     def rows(self, model: ModelState) -> dict[str, Entries]:
         """Fetch the rows of embedding variables, with the optimizer's state; none before the first step."""
-        there = model.kept is not None and self._traits.keeps_rows
-        return fetching.rows(self._persisted, model) if there else {}
+        there = model.persisted is not None and self._traits.keeps_rows
+        return fetching.rows(self._shards, model) if there else {}
 
-    def run_on_kept(
+    def run_on_persisted(
         self, model: ModelState, task: Callable[[int], ChainTask], doing: str, since: int = 0
     ) -> list[Frame]:
         """Run tasks over the state of each shard; see :func:`sparkdl.allreduce.fetching.run`."""
-        return [] if model.kept is None else fetching.run(self._persisted, model, task, doing, since)
+        return [] if model.persisted is None else fetching.run(self._shards, model, task, doing, since)
 
     def restore(
         self, snapshot: Snapshot, kept: Kept, average_buffers: Array | None, iteration: int
     ) -> ModelState:
         """Go on from a copy on the driver: weights, and frames from :meth:`fetch`, of some iteration."""
         self._generation += 1
-        restored = self._persisted.restore(kept) if kept else None
+        restored = self._shards.restore(kept) if kept else None
         weights, layers = Weights.of(self._cluster, snapshot), RowLayers(iteration=iteration)
         return ModelState(weights, restored, None, average_buffers, layers=layers)
 
@@ -338,7 +338,7 @@ class Engine:
     def let_go(self, before: ModelState, after: ModelState) -> None:
         """Release everything that is obsolete after the iterations between two models are completed."""
         before.release_outdated(self._cluster, after.layers)
-        if after.kept is None:
+        if after.persisted is None:
             before.weights.release()
 
     def discard(self, model: ModelState) -> None:
@@ -346,8 +346,8 @@ class Engine:
         self._generation += 1  # executors have versions that are no longer true
         if self._fit.in_memory:  # and have made them of the one before, in its memory
             self._overwritten = model.made_of
-        if model.kept is not None:
-            self._cluster.unpersist(model.kept)
+        if model.persisted is not None:
+            self._cluster.unpersist(model.persisted)
         model.weights.release()
         for published in model.seed:
             published.release()

@@ -15,7 +15,7 @@ from sparkdl.wire.frame import Frame
 
 def whole(shards: Shards, model: ModelState) -> Kept:
     """Return the state of the shards, but for their weights, with all rows."""
-    found = shards.fetch(model.kept)
+    found = shards.fetch(model.persisted)
     return complete([*_below(shards, model), found]) if model.layers.below else found
 
 
@@ -25,17 +25,17 @@ def changes(shards: Shards, model: ModelState, since: int) -> list[Kept]:
     The layers are for :func:`~sparkdl.allreduce.row_layers.complete`, to be put above those of that time.
     """
     above = [
-        as_kept(shards.rows(layer.kept, ChangedRows(since)))
-        for layer in model.layers.since(model.kept, since)
+        as_kept(shards.rows(layer.persisted, ChangedRows(since)))
+        for layer in model.layers.since(model.persisted, since)
     ]
-    state = shards.fetch(model.kept, rows=False)
+    state = shards.fetch(model.persisted, rows=False)
     *early, last = above
     return [*early, [[*frames, *rows] for frames, rows in zip(state, last, strict=True)]]
 
 
 def rows(shards: Shards, model: ModelState) -> dict[str, Entries]:
     """Return all rows, with the optimizer's state."""
-    own = as_kept(shards.rows(model.kept))
+    own = as_kept(shards.rows(model.persisted))
     return joined_rows(unpacked(complete([*_below(shards, model), own])))
 
 
@@ -43,13 +43,13 @@ def run(
     shards: Shards, model: ModelState, task: Callable[[int], ChainTask], doing: str, since: int
 ) -> list[Frame]:
     """Run tasks over the state of each shard, and over rows in the layers below."""
-    layers = reversed(model.layers.since(model.kept, since))
+    layers = reversed(model.layers.since(model.persisted, since))
     return [
         message
         for number, layer in enumerate(layers)
-        for message in shards.run(layer.kept, task(number), doing)
+        for message in shards.run(layer.persisted, task(number), doing)
     ]
 
 
 def _below(shards: Shards, model: ModelState) -> list[Kept]:
-    return [as_kept(shards.rows(layer.kept)) for layer in model.layers.below]
+    return [as_kept(shards.rows(layer.persisted)) for layer in model.layers.below]

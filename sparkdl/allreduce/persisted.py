@@ -12,8 +12,7 @@ from operator import eq, itemgetter
 import numpy as np
 
 from sparkdl._spark.errors import is_job_failure, task_error
-from sparkdl.access import base
-from sparkdl.access.base import Access
+from sparkdl.access.base import Access, Persisted
 from sparkdl.access.in_pieces import MORE, ChainTask, InPieces, InRounds, MadeInRounds, heap_of, per_round
 from sparkdl.allreduce.kept import Kept
 from sparkdl.allreduce.messages import Average, Master, OwnedRows
@@ -36,39 +35,41 @@ class PersistedShards:
     shards: int
     shard_bytes: int
 
-    def fetch(self, kept: base.Kept | None, *, rows: bool = True) -> Kept:
+    def fetch(self, persisted: Persisted | None, *, rows: bool = True) -> Kept:
         """Copy the state of the shards, but for their weights, to the driver."""
-        if kept is None:
+        if persisted is None:
             return []
         found: Kept = [[] for _ in range(self.shards)]
         wanted = _is_not_master if rows else _is_state
-        for index, data in self._collect(kept, wanted, "fetch the optimizer's state"):
+        for index, data in self._collect(persisted, wanted, "fetch the optimizer's state"):
             found[index].append(bytes(data))
         return found
 
-    def average(self, kept: base.Kept) -> Array | None:
+    def average(self, persisted: Persisted) -> Array | None:
         """Fetch the averaged weights; ``None`` if there are none yet."""
-        return self._vector(kept, Average.kind, "fetch the averaged weights")
+        return self._vector(persisted, Average.kind, "fetch the averaged weights")
 
-    def weights(self, kept: base.Kept) -> Array:
+    def weights(self, persisted: Persisted) -> Array:
         """Fetch the weights."""
-        found = self._vector(kept, Master.kind, "fetch the weights")
+        found = self._vector(persisted, Master.kind, "fetch the weights")
         assert found is not None
         return found
 
-    def rows(self, kept: base.Kept, changed: ChainTask | None = None) -> list[Frame]:
+    def rows(self, persisted: Persisted, changed: ChainTask | None = None) -> list[Frame]:
         """Fetch the rows of embedding variables, shard by shard."""
         doing = "fetch the rows of embedding variables"
-        found = self._collect(kept, partial(eq, OwnedRows.kind), doing, changed)
+        found = self._collect(persisted, partial(eq, OwnedRows.kind), doing, changed)
         return [frame.unpack(data) for _, data in found]
 
-    def run(self, kept: base.Kept, task: ChainTask, doing: str) -> list[Frame]:
+    def run(self, persisted: Persisted, task: ChainTask, doing: str) -> list[Frame]:
         """Run a task over the state of each shard, and return the frames that it yields."""
         with self._reading(doing):
-            found = self.access.run_on_kept(kept, InPieces(task, token=False, keyed=False, in_files=True))
+            found = self.access.run_on_persisted(
+                persisted, InPieces(task, token=False, keyed=False, in_files=True)
+            )
             return [frame.unpack(data) for data in joined(found)]
 
-    def restore(self, kept: Kept) -> base.Kept:
+    def restore(self, kept: Kept) -> Persisted:
         """Let frames from :meth:`fetch` stay with the shards again."""
         access = self.access
         pieces = ((n, piece) for n, frames in enumerate(kept) for piece in cut(n, frames))
@@ -82,14 +83,15 @@ class PersistedShards:
         finally:
             access.describe(None)
 
-    def _vector(self, kept: base.Kept, kind: str, doing: str) -> Array | None:
+    def _vector(self, persisted: Persisted, kind: str, doing: str) -> Array | None:
         parts = [
-            frame.unpack(data).arrays["params"] for _, data in self._collect(kept, partial(eq, kind), doing)
+            frame.unpack(data).arrays["params"]
+            for _, data in self._collect(persisted, partial(eq, kind), doing)
         ]
         return np.concatenate(parts) if parts else None
 
     def _collect(
-        self, kept: base.Kept, wanted: Callable[[str], bool], doing: str, made: ChainTask | None = None
+        self, persisted: Persisted, wanted: Callable[[str], bool], doing: str, made: ChainTask | None = None
     ) -> list[tuple[int, Buffer]]:
         """Return the frames of some kinds that stay with the shards, each after its shard, in their order."""
         local = self.access.conf("spark.master").startswith("local[")
@@ -100,7 +102,7 @@ class PersistedShards:
             for first in count(0, step):
                 in_round = InRounds(wanted, first, first + step)
                 task = in_round if made is None else MadeInRounds(made, in_round)
-                received = self.access.run_on_kept(kept, task)
+                received = self.access.run_on_persisted(persisted, task)
                 pieces += [data for data in received if data != MORE]
                 if MORE not in received:
                     break

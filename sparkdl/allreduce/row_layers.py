@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, Protocol
+from typing import Protocol
 
+from sparkdl.access.base import Persisted
 from sparkdl.allreduce import messages
 from sparkdl.allreduce.kept import Kept, is_of_rows, joined_rows, unpacked
 from sparkdl.allreduce.messages import OwnedRows
@@ -38,13 +39,13 @@ class Layer:
     """What Spark keeps of a group.
 
     Attributes:
-        kept: the cluster's handle.
+        persisted: the cluster's handle.
         iteration: completed iterations then.
         named: what the tasks that made it name; needed as long as it is, for Spark ships those tasks'
             description with every job that reads what they have made.
     """
 
-    kept: Any
+    persisted: Persisted
     iteration: int
     named: tuple[Sent, ...] = ()
 
@@ -70,14 +71,14 @@ class RowLayers:
         """Whether the next group is to keep all rows."""
         return len(self.below) >= MOST or self.changed > self.entries
 
-    def since(self, kept: Any, since: int) -> list[Layer]:
+    def since(self, persisted: Persisted, since: int) -> list[Layer]:
         """Return the layers which have what has changed since so many iterations, the model's own last."""
-        own = Layer(kept, self.iteration)
+        own = Layer(persisted, self.iteration)
         return [*(layer for layer in self.below if not since or layer.iteration > since), own]
 
     def above(
         self,
-        kept: Any,
+        persisted: Persisted,
         named: tuple[Sent, ...],
         iteration: int,
         outcomes: Sequence[Outcome],
@@ -90,7 +91,7 @@ class RowLayers:
         if not changes:
             return RowLayers((), iteration, 0.0, entries)
         changed = sum(value for extras in told for name, value in extras.items() if name.endswith(_CHANGED))
-        below = (*self.below, Layer(kept, self.iteration, named))
+        below = (*self.below, Layer(persisted, self.iteration, named))
         return RowLayers(below, iteration, self.changed + changed, entries)
 
 

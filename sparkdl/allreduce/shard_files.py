@@ -223,7 +223,7 @@ class WriteShard:
         count: number of shards.
         since: of rows of embedding variables only those that have changed since so many completed
             iterations; 0 for all.
-        layer: number of the layer, counted from the newest; see :meth:`Engine.run_on_kept`.
+        layer: number of the layer, counted from the newest; see :meth:`Engine.run_on_persisted`.
     """
 
     folder: str

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
-from sparkdl.access.base import Published
+from sparkdl.access.base import Persisted, Published
 from sparkdl.allreduce.cluster import Cluster
 from sparkdl.allreduce.kept import Snapshot
 from sparkdl.allreduce.row_layers import Layer, RowLayers, Sent
@@ -91,19 +90,19 @@ class ModelState:
 
     Attributes:
         weights: weights and buffers.
-        kept: what Spark keeps for each shard: the optimizer's state and
+        persisted: what Spark keeps for each shard: the optimizer's state and
             the averaged weights, and the weights where the driver does not have them; ``None`` before the
             first iteration, and always if there is nothing.
-        outdated: the weights before these, which the tasks that made ``kept`` name.
+        outdated: the weights before these, which the tasks that made ``persisted`` name.
         average_buffers: averaged floating-point buffers, if weights are averaged.
         version: the model's version on the executors that made it; ``None`` if they have no copy.
         made_of: the version that its group started from.
         seed: optimizer state before these weights, as the driver sent it to the same tasks.
-        layers: rows of embedding variables that ``kept`` does not have, since they have not changed.
+        layers: rows of embedding variables that ``persisted`` does not have, since they have not changed.
     """
 
     weights: Weights
-    kept: Any | None = None
+    persisted: Persisted | None = None
     outdated: Weights | None = None
     average_buffers: Array | None = None
     version: ModelVersion | None = None
@@ -113,7 +112,7 @@ class ModelState:
 
     @property
     def named(self) -> tuple[Sent, ...]:
-        """What the tasks that made ``kept`` name."""
+        """What the tasks that made ``persisted`` name."""
         sent = None if self.outdated is None else self.outdated.sent
         return (*([] if sent is None else [sent]), *self.seed)
 
@@ -124,11 +123,11 @@ class ModelState:
 
     def release_outdated(self, cluster: Cluster, after: RowLayers | None = None) -> None:
         """Delete everything that is obsolete after the next iteration is completed."""
-        needed = {id(layer.kept) for layer in after.below} if after is not None else set()
-        for layer in (*self.layers.below, Layer(self.kept, self.layers.iteration, self.named)):
-            if layer.kept is not None and id(layer.kept) in needed:
+        needed = {id(layer.persisted) for layer in after.below} if after is not None else set()
+        for layer in (*self.layers.below, Layer(self.persisted, self.layers.iteration, self.named)):
+            if layer.persisted is not None and id(layer.persisted) in needed:
                 continue
-            if layer.kept is not None:
-                cluster.unpersist(layer.kept)
+            if layer.persisted is not None:
+                cluster.unpersist(layer.persisted)
             for sent in layer.named:
                 sent.release()

@@ -148,7 +148,7 @@ class Loop:
         """Let executors write the state of the shards; return sha256 by file name."""
         self._ahead.settle()
         task = partial(WriteShard, folder, self._engine.plan.traits.shards, since)
-        written = self._recovery.run_on_kept(task, "write the optimizer's state", since)
+        written = self._recovery.run_on_persisted(task, "write the optimizer's state", since)
         return {message.meta["name"]: message.meta["sha256"] for message in written}
 
     def point(self, with_state: bool = True, since: int = 0) -> ResumePoint:

@@ -102,7 +102,7 @@ class Recovery:
         outcomes = self._persistently(
             lambda: self._step(iterations), self._go_back, f"{iterations[0]} runs again"
         )
-        if self.model.kept is not None and self.every != 0:
+        if self.model.persisted is not None and self.every != 0:
             if beginning is not None:
                 self._commit = beginning
                 self._commit_seconds = (
@@ -151,7 +151,7 @@ class Recovery:
         self.model = self._persistently(lambda: self._restored(commit))
         self.engine.release(old)
         self._behind = False
-        self._commit = commit if self.model.kept is not None else None
+        self._commit = commit if self.model.persisted is not None else None
         self._since.clear()
 
     def fetch(self, since: int = 0) -> Kept:
@@ -181,10 +181,10 @@ class Recovery:
         """Fetch the rows of embedding variables, if need be after going back to the last commit."""
         return self._persistently(lambda: self.engine.rows(self.model), self._go_back)
 
-    def run_on_kept(self, task: Callable[[int], ChainTask], doing: str, since: int) -> list[Frame]:
-        """Run a task over the state of the shards; see :meth:`Engine.run_on_kept`."""
+    def run_on_persisted(self, task: Callable[[int], ChainTask], doing: str, since: int) -> list[Frame]:
+        """Run a task over the state of the shards; see :meth:`Engine.run_on_persisted`."""
         return self._persistently(
-            lambda: self.engine.run_on_kept(self.model, task, doing, since), self._go_back
+            lambda: self.engine.run_on_persisted(self.model, task, doing, since), self._go_back
         )
 
     def release(self) -> None:
@@ -230,7 +230,7 @@ class Recovery:
     def _go_back(self) -> None:
         """Restore the last commit and run the iterations since then again."""
         commit = self._commit
-        if self.model.kept is None or commit is None:
+        if self.model.persisted is None or commit is None:
             return  # the driver has all there is, or nothing better: the iteration can only run again
         _log.warning("going back to a commit and running %d iterations again", len(self._since))
         self.let_go()
@@ -249,7 +249,7 @@ class Recovery:
     def _beginning(self, first: Step) -> CommittedModel | None:
         """Return the model before a run's first iteration, which the driver has: a commit without cost."""
         model = self.model
-        if self._commit is not None or model.kept is not None:
+        if self._commit is not None or model.persisted is not None:
             return None
         return CommittedModel(model.weights.snapshot, model.average_buffers, [[]], first.iteration)
 

@@ -164,7 +164,7 @@ class InProcessTransport:
         totals: list[Array] = []
         for number in range(plan.updates):
             inboxes = [
-                [*own, *(_Sent(data) for data in (group.kept[n] if group.kept is not None else []))]
+                [*own, *(_Sent(data) for data in (group.persisted[n] if group.persisted is not None else []))]
                 for n, own in enumerate(sent)
             ]
             done = self._phase(group, update, inboxes, plan.shards, last=True)

@@ -76,7 +76,7 @@ def test_commits_take_three_percent_of_the_time_after_the_first_iteration(
     steps = Steps(clock, commit=3.5)
     nothing = np.zeros(0)
     weights = type("W", (), {"snapshot": Snapshot(nothing, nothing, nothing)})()
-    model = ModelState(weights, kept="kept", outdated=None)
+    model = ModelState(weights, persisted="kept", outdated=None)
     runs = Recovery(cast(Engine, steps), model, every, max_failures=0, window=1.0)
     for number in range(150):
         steps.seconds = 2.0 if number else first
@@ -93,7 +93,7 @@ class Lossy:
 
     def model(self, iteration: int) -> Any:
         weights = SimpleNamespace(snapshot=iteration)
-        return SimpleNamespace(weights=weights, kept="kept", average_buffers=None, iteration=iteration)
+        return SimpleNamespace(weights=weights, persisted="kept", average_buffers=None, iteration=iteration)
 
     def run(self, iterations: Any, model: Any) -> Any:
         self.steps += 1
@@ -146,7 +146,7 @@ def test_as_long_as_a_commit_does_not_pay_a_run_goes_back_to_its_beginning() -> 
 
     engine, first = Large(failing={4}), Snapshot(np.zeros(3), np.zeros(0), np.zeros(0))
     model = engine.model(0)
-    model.kept, model.weights.snapshot = None, first
+    model.persisted, model.weights.snapshot = None, first
     runs = Recovery(cast(Engine, engine), model, None, max_failures=1, window=1e9)
     for n in range(5):
         runs.run([cast(Step, SimpleNamespace(allowance=None, iteration=n, broadcasts=()))])

@@ -300,9 +300,9 @@ class ConnectAccess(WithoutRdds):
             rows.replace(None)
             self.persist(rows)
 
-    def run_on_kept(self, kept: OnExecutors | OnDriver, task: Task) -> list[bytes]:
+    def run_on_persisted(self, persisted: OnExecutors | OnDriver, task: Task) -> list[bytes]:
         """Run a task over the pieces that a chain has left."""
-        return kept.run(task)
+        return persisted.run(task)
 
     def keep(self, pieces: Iterable[tuple[int, bytes | Parts]], shards: int, shard_bytes: int) -> OnDriver:
         """Keep pieces on the driver until the next group takes them along."""

@@ -147,18 +147,18 @@ class ConnectChain:
 
     def _run_one(self, task: ChainTask, *, keeps: bool) -> tuple[list[Buffer], OnExecutors | None]:
         """Run a group as one stage where the rows are; what stays, stays there, too."""
-        kept = None
+        persisted = None
         if keeps:
             self._groups += 1
             file = KeptFile(self._folder, f"group-{self._groups}", tuple(sorted(self.alive)))
-            kept = OnExecutors(self, file)
-        leaving = Leaving(task, kept.file if kept is not None else None)
+            persisted = OnExecutors(self, file)
+        leaving = Leaving(task, persisted.file if persisted is not None else None)
         found: list[Buffer] = list(
             self.access.collect(self.access.stage(self.tokens, leaving, profile=self.profile))
         )
-        if kept is not None:
-            self.alive.add(kept.file.name)
-        return found, kept
+        if persisted is not None:
+            self.alive.add(persisted.file.name)
+        return found, persisted
 
     def _run_stages(
         self, tasks: Sequence[ChainTask], kept_bytes: int | None
@@ -185,11 +185,11 @@ class ConnectChain:
         results = [piece for key, _, piece in rows if key == RESULT]
         if kept_bytes is None:
             return list(joined(results)), None
-        kept: list[list[bytes]] = [[] for _ in range(self.ranks)]
+        persisted: list[list[bytes]] = [[] for _ in range(self.ranks)]
         for key, source, piece in rows:
             if key != RESULT:
-                kept[source].append(piece)
-        return list(joined(results)), OnDriver(kept)
+                persisted[source].append(piece)
+        return list(joined(results)), OnDriver(persisted)
 
     def _in_rounds(self, made: ConnectFrames) -> list[Row]:
         """Run stages once, and bring what they made here by several jobs, each of a part of it."""

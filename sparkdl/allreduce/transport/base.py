@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from sparkdl._spark.frames import key
 from sparkdl._spark.processes import siblings
+from sparkdl.access.base import Persisted
 from sparkdl.access.in_pieces import RESULT, STATE
 from sparkdl.allreduce import messages
 from sparkdl.allreduce.messages import Message, Problems, of_type
@@ -18,9 +19,6 @@ from sparkdl.compute.problems import LackingState, Problem, ProblemError, in_ord
 from sparkdl.compute.start import Start
 from sparkdl.wire.frame import Parts
 
-PersistedRef = Any
-"""What a transport has let Spark keep; opaque to others."""
-
 
 @dataclass(frozen=True, slots=True)
 class Group:
@@ -30,7 +28,7 @@ class Group:
         plan: how gradients become weights.
         start: the model from which it starts.
         steps: the steps.
-        kept: the state of the shards before it.
+        persisted: the state of the shards before it.
         broadcasts: broadcasts that its tasks read.
         name: names it in the Spark UI.
     """
@@ -38,7 +36,7 @@ class Group:
     plan: Plan
     start: Start
     steps: Sequence[Step]
-    kept: PersistedRef | None = None
+    persisted: Persisted | None = None
     broadcasts: Sequence[Any] = ()
     name: str = ""
 
@@ -49,7 +47,7 @@ class GroupResult:
 
     Attributes:
         messages: the messages to the driver.
-        kept: the state of the shards after it.
+        persisted: the state of the shards after it.
         started: when it began, in seconds since 1970.
         seconds: how long it took, by kind of job.
         refused: whether slow tasks have left out too much, or differently for different shards.
@@ -57,7 +55,7 @@ class GroupResult:
     """
 
     messages: Sequence[Message]
-    kept: PersistedRef | None
+    persisted: Persisted | None
     started: float
     seconds: Mapping[str, float]
     refused: bool = False

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from sparkdl._spark.frames import key
-from sparkdl.access.base import Access, Chain, Kept
+from sparkdl.access.base import Access, Chain, Persisted
 from sparkdl.access.in_pieces import FRAMES_PER_RANK
 from sparkdl.allreduce import messages
 from sparkdl.allreduce.messages import Message, Partials, Problems, Reports, UpdatedShard, of_type
@@ -99,7 +99,7 @@ class ShuffleTransport:
         until = start.version.iteration + count
         what = "forward-backward and sync" if count == 1 else f"up to iteration {until}"
         name = f"{group.name}, {what}"
-        frames, kept = self._chain.run(
+        frames, persisted = self._chain.run(
             tasks,
             group.broadcasts,
             name,
@@ -107,7 +107,7 @@ class ShuffleTransport:
             kept_bytes=plan.traits.kept_bytes,
         )
         arrived = [messages.decode(data) for data in frames]
-        return GroupResult(arrived, kept, started, {"job": time.perf_counter() - begin})
+        return GroupResult(arrived, persisted, started, {"job": time.perf_counter() - begin})
 
     def forget(self, partition: int) -> None:
         """Forget where a partition's rows are, since its files are not there."""
@@ -141,13 +141,13 @@ class TwoJobTransport:
         assert isinstance(plan, ThroughDriver)
         forward, update = plan.phases(group.start, group.steps)
         started, times = time.time(), [time.perf_counter()]
-        kept: Kept | None = None
+        persisted: Persisted | None = None
         arrived: list[Message] = []
         totals: list[Array] = []
         torn = False
         gradients = self._task(forward, group, token=True, last=False, ranks=plan.shards)
         with self._access.sync(
-            self._store.tokens, gradients, plan.shards, group.kept, group.broadcasts, self._profile
+            self._store.tokens, gradients, plan.shards, group.persisted, group.broadcasts, self._profile
         ) as sync:
             # Job 1: each partition's gradient, cut into shards, written as the map side of a shuffle.
             sync.scatter(f"{group.name}, forward-backward")
@@ -162,7 +162,9 @@ class TwoJobTransport:
                 task = self._task(update, group, token=False, last=True, ranks=plan.shards, stays=stays)
                 if last:
                     kept_bytes = plan.traits.kept_bytes
-                    frames, kept = sync.finish(task, f"{group.name}, parameter sync", kept_bytes=kept_bytes)
+                    frames, persisted = sync.finish(
+                        task, f"{group.name}, parameter sync", kept_bytes=kept_bytes
+                    )
                 else:
                     frames = sync.reduce(task, f"{group.name}, reduction", leaves=stays)
                 received = list(map(messages.decode, frames))
@@ -177,7 +179,7 @@ class TwoJobTransport:
             times.append(time.perf_counter())
         seconds = {"job1": times[1] - times[0], "job2": times[2] - times[1]}
         refused = torn or _too_many(arrived, step.allowance)
-        return GroupResult(arrived, kept, started, seconds, refused)
+        return GroupResult(arrived, persisted, started, seconds, refused)
 
     def forget(self, partition: int) -> None:
         """Forget where a partition's rows are, since its files are not there."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sparkdl.access.base import Access, Chain, Kept
+from sparkdl.access.base import Access, Chain, Persisted
 from sparkdl.allreduce import messages
 from sparkdl.allreduce.messages import Message, Problems, of_type
 from sparkdl.allreduce.plans.base import LONGEST_GROUP
@@ -122,7 +122,7 @@ class DirectTransport:
         if members is None:
             return self._lost(group, started, begin, [])
         try:
-            frames, kept = self._run_stage(group, members)
+            frames, persisted = self._run_stage(group, members)
         except BaseException:
             membership.forget()  # tasks that failed have closed their connections
             raise
@@ -131,12 +131,12 @@ class DirectTransport:
         reports = list(of_type(arrived, Problems))
         problems = [problem for message in reports for problem in message.problems]
         lost = [problem for problem in problems if isinstance(problem, LostPeer)]
-        if group.plan.traits.kept_bytes is not None and kept is None and not problems:
+        if group.plan.traits.kept_bytes is not None and persisted is None and not problems:
             first = group.start.version.iteration
             lost.append(LostPeer(first, 0, "what was to stay is not complete", begun=True))
         if lost:
-            if kept is not None:
-                self._access.unpersist(kept)
+            if persisted is not None:
+                self._access.unpersist(persisted)
             # Only if no rank has begun, everything is as it was.
             begun = bool(peers) or any(problem.begun for problem in lost)
             return self._lost(group, started, begin, lost, reports, begun=begun)
@@ -145,9 +145,9 @@ class DirectTransport:
         if self._has_warned:
             _log.info("%s: tasks exchange directly again", group.name)
             self._has_warned = False
-        return GroupResult(arrived, kept, started, {"job": time.perf_counter() - begin}, direct=True)
+        return GroupResult(arrived, persisted, started, {"job": time.perf_counter() - begin}, direct=True)
 
-    def _run_stage(self, group: Group, members: Sequence[Peer]) -> tuple[list[Buffer], Kept | None]:
+    def _run_stage(self, group: Group, members: Sequence[Peer]) -> tuple[list[Buffer], Persisted | None]:
         """Run a group as one stage, whose task n has the token of rank n; return frames for the driver."""
         self._last_group = max(self._last_group + 1, time.time_ns())
         start, hosts = replace(group.start, raises=False), self._placement.hosts
