@@ -26,7 +26,15 @@ from sparkdl.data.columns import (
     make_plan,
     structure_of,
 )
-from sparkdl.data.elements import TorchSource, check_rdd, plan_element, plan_items, unnamed
+from sparkdl.data.elements import (
+    ArraySource,
+    RddSource,
+    TorchSource,
+    check_rdd,
+    plan_element,
+    plan_items,
+    unnamed,
+)
 from sparkdl.data.ragged import ANY, kind_of
 from sparkdl.data.scan.delta import DeltaVersion
 from sparkdl.data.scan.files import absolute
@@ -35,9 +43,9 @@ from sparkdl.data.scan.listing import Folders
 from sparkdl.data.scan.source import WINDOW, ScanSource
 from sparkdl.data.scan.storage import checked_storage
 from sparkdl.data.schema import check_dataframe, check_no_stream, is_pandas, plan_dataframe, plan_pandas
-from sparkdl.data.store.build import PartitionStore, build_store, delete, described
+from sparkdl.data.store.build import Partitions, PartitionStore, Source, build_store, delete, described
+from sparkdl.data.store.dataframe import DataFrameSource
 from sparkdl.data.store.manifest import check_same_rows
-from sparkdl.data.store.sources import ArraySource, DataFrameSource, Partitions, RddSource, Source
 from sparkdl.exceptions import ConfigError, DataError
 from sparkdl.wire.frame import Array
 

@@ -1,26 +1,36 @@
-"""Rows that are Python objects: elements of an RDD, items of a torch dataset."""
+"""Rows that are Python objects or arrays: elements of an RDD, items of a torch dataset, numpy columns."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import pickle
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sparkdl.access.base import Access, Frames, Published
+from sparkdl._spark.frames import frames_of
+from sparkdl.access.base import Access, BytesRef, Frames, Published
 from sparkdl.code import pickling
 from sparkdl.data.columns import STORED_DTYPES, ColumnPlan, Structure, TablePlan, make_plan, structure_of
-from sparkdl.data.store import writers
-from sparkdl.data.store.sources import Partitions, Source
+from sparkdl.data.convert import from_rows
+from sparkdl.data.store.build import Partitions, Source
+from sparkdl.data.store.dataframe import ROW_BITS, Places, token_of
+from sparkdl.data.store.partition import StoreBatch
 from sparkdl.data.streams import Dealt, check_partitions
 from sparkdl.exceptions import ConfigError, DataError, SerializationError
 from sparkdl.wire.frame import Array
-from sparkdl.wire.pieces import cut
+from sparkdl.wire.pieces import cut, joined
 
 if TYPE_CHECKING:
+    from pyspark import RDD
     from torch import Tensor
 
+_CHUNK = 1024  # rows of an RDD that are stacked and written at once
+_TASK_BYTES = 512 << 10  # of arrays that a task brings from the driver; Spark warns of 1,000 KiB
 _DEALT_BYTES = 1 << 10  # more than it takes to say which items a partition has
 
 
@@ -113,6 +123,118 @@ def array_of(tensor: Tensor) -> Array:
     return found
 
 
+# -- elements of an RDD -------------------------------------------------------------------------
+
+
+class RddSource(Source):
+    """Elements of an RDD; what of them are features, label and weight is the plan's matter."""
+
+    def __init__(self, rdd: RDD[Any]) -> None:
+        self._rdd = rdd
+
+    def peek(self, plan: TablePlan, rows: int) -> dict[str, Array]:
+        """See :class:`Source`."""
+        first = self._rdd.take(rows)
+        return stack_rows(plan, first, [(0, i) for i in range(len(first))]) if first else {}
+
+    def tokens(self, access: Access, plan: TablePlan, store: str, partitions: Partitions) -> Frames:
+        """See :class:`Source`."""
+        positioned = self._rdd.mapPartitionsWithIndex(_with_position)
+        dealt, places = 0, None
+        if isinstance(partitions, int):
+            check_partitions(partitions)
+            dealt = partitions
+            places = Places.after(self._counts()) if partitions > 1 else None
+            positioned = positioned.repartitionAndSortWithinPartitions(
+                partitions, partial(_dealt, places, partitions)
+            )
+        return frames_of(positioned.mapPartitionsWithIndex(rows_writer(store, plan, dealt, places)))
+
+    def _counts(self) -> list[int]:
+        """Return the rows of each partition but the last one."""
+        others = range(self._rdd.getNumPartitions() - 1)
+        return self._rdd.context.runJob(self._rdd, _count, others) if others else []
+
+    def first(self, rows: int) -> Source:
+        """See :class:`Source`."""
+        return RddSource(self._rdd.context.parallelize(self._rdd.take(rows)))
+
+
+def _with_position(partition: int, elements: Iterable[Any]) -> Iterator[tuple[tuple[int, int], Any]]:
+    for row, element in enumerate(elements):
+        yield (partition, row), element
+
+
+def _count(elements: Iterable[Any]) -> list[int]:
+    return [sum(1 for _ in elements)]
+
+
+def _dealt(places: Places | None, partitions: int, position: tuple[int, int]) -> int:
+    """Return the partition of the row's stream."""
+    return places.stream(*position) % partitions if places is not None else 0
+
+
+def rows_writer(
+    store: str, plan: TablePlan, dealt: int = 0, places: Places | None = None
+) -> Callable[[int, Iterable[Any]], Iterator[bytes]]:
+    """Return the partition function that writes RDD elements of ((partition, row), element)."""
+
+    def write(partition: int, elements: Iterable[Any]) -> Iterator[bytes]:
+        stream = iter(elements)
+        stacked = _stack(plan, stream)
+        if places is not None:
+            stacked = places.check(stacked, partition, dealt)
+        yield token_of(store, plan.columns, partition, stacked, dealt).to_frame()
+        for _ in stream:
+            pass
+
+    return write
+
+
+def _stack(plan: TablePlan, elements: Iterator[Any]) -> Iterator[StoreBatch]:
+    while chunk := list(islice(elements, _CHUNK)):
+        # Numbered like Spark's monotonically_increasing_id.
+        ids = np.array([(partition << ROW_BITS) + row for (partition, row), _ in chunk], np.int64)
+        yield ids, stack_rows(plan, [row for _, row in chunk], [position for position, _ in chunk])
+
+
+def stack_rows(plan: TablePlan, rows: list[Any], positions: list[tuple[int, int]]) -> dict[str, Array]:
+    """Stack RDD elements into arrays by column key.
+
+    Args:
+        plan: how an element groups into columns.
+        rows: elements: features, or a tuple of features, label and weight, as planned.
+        positions: (partition, row) of each in the source RDD, for errors.
+    """
+
+    def name(index: int) -> str:
+        partition, row = positions[index]
+        if plan.arrays:
+            return f"row {row}"
+        return f"row {row} of input partition {partition}"
+
+    columns: dict[str, list[Any]] = {column.key: [] for column in plan.columns}
+    parts = 1 + (plan.label.kind != "none") + plan.weighted
+    for index, row in enumerate(rows):
+        if parts > 1 and (not isinstance(row, tuple | list) or len(row) != parts):
+            raise DataError(
+                f"{name(index)}: expected a tuple of {parts} (features, label, weight), got {row!r:.200}",
+                code="data-shape",
+            )
+        values = list(row) if parts > 1 else [row]
+        found = plan.features.disassemble(values.pop(0))
+        if plan.weighted:
+            found["weight"] = values.pop()
+        if values:
+            found |= plan.label.disassemble(values.pop())
+        for key, value in found.items():
+            columns[key].append(value)
+    return {column.key: from_rows(column, columns[column.key], name) for column in plan.columns}
+
+
+# -- items of a dataset that tasks read ---------------------------------------------------------
+
+
 class TorchSource(Source):
     """Items of a map-style dataset of torch."""
 
@@ -124,7 +246,7 @@ class TorchSource(Source):
         """See :class:`Source`."""
         count = min(rows, len(self._dataset))
         items = [as_arrays(self._dataset[index]) for index in range(count)]
-        return writers.stack_rows(plan, items, [(0, index) for index in range(count)])
+        return stack_rows(plan, items, [(0, index) for index in range(count)])
 
     def tokens(self, access: Access, plan: TablePlan, store: str, partitions: Partitions) -> Frames:
         """See :class:`Source`."""
@@ -137,9 +259,9 @@ class TorchSource(Source):
         pieces = (
             (p, piece)
             for p in range(partitions)
-            for piece in cut(p, [writers.pickled(Dealt(count, p, partitions))], _DEALT_BYTES)
+            for piece in cut(p, [pickled(Dealt(count, p, partitions))], _DEALT_BYTES)
         )
-        write = writers.items_writer(store, plan, self._sent.ref, as_arrays)
+        write = items_writer(store, plan, self._sent.ref, as_arrays)
         return access.stage(access.scattered(pieces, partitions), write, self._sent.broadcasts)
 
     def first(self, rows: int) -> Source:
@@ -163,3 +285,85 @@ def _pickled(dataset: Any) -> bytes:
             f"the torch dataset {type(dataset).__name__} cannot be sent to the executors: {error}. Open "
             "files and connections in __getitem__, not in __init__"
         ) from error
+
+
+def items_writer(
+    store: str, plan: TablePlan, dataset: BytesRef, convert_item: Callable[[Any], Any]
+) -> Callable[[int, Iterator[bytes]], Iterator[bytes]]:
+    """Return the task that writes a partition of the items of a dataset, given which of them it has."""
+
+    def write(partition: int, arriving: Iterator[bytes]) -> Iterator[bytes]:
+        (own,) = (pickle.loads(data) for data in joined(arriving))
+
+        def items() -> Iterator[tuple[tuple[int, int], Any]]:
+            found = pickling.loads(dataset.read(once=True))
+            for number in own.numbers().tolist():
+                yield (0, number), convert_item(found[number])
+
+        yield token_of(store, plan.columns, partition, _stack(plan, items()), own.partitions).to_frame()
+        deque(arriving, maxlen=0)  # after an error: see arrow_writer
+
+    return write
+
+
+# -- arrays of the driver -----------------------------------------------------------------------
+
+
+class ArraySource(Source):
+    """Arrays on the driver."""
+
+    def __init__(self, arrays: dict[str, Array]) -> None:
+        self._arrays = arrays
+
+    def peek(self, plan: TablePlan, rows: int) -> dict[str, Array]:
+        """See :class:`Source`."""
+        return convert_numpy(plan, {key: array[:rows] for key, array in self._arrays.items()})
+
+    def tokens(self, access: Access, plan: TablePlan, store: str, partitions: Partitions) -> Frames:
+        """See :class:`Source`."""
+        if not isinstance(partitions, int):
+            raise ConfigError("num_partitions='input' needs a DataFrame or RDD: arrays have no partitions")
+        check_partitions(partitions)
+        rows = len(next(iter(self._arrays.values())))
+        chunks = (
+            (p, pickled(own, {key: array[own.numbers()] for key, array in self._arrays.items()}))
+            for p, own in ((p, Dealt(rows, p, partitions)) for p in range(partitions))
+        )
+        # In pieces: what the driver holds travels inside tasks, and Spark warns of large ones.
+        pieces = ((p, piece) for p, chunk in chunks for piece in cut(p, [chunk], _TASK_BYTES))
+        return access.stage(access.scattered(pieces, partitions), arrays_writer(store, plan))
+
+    def first(self, rows: int) -> Source:
+        """See :class:`Source`."""
+        return ArraySource({key: array[:rows] for key, array in self._arrays.items()})
+
+
+def pickled(own: Dealt, arrays: Mapping[str, Array] | None = None) -> bytes:
+    """Return rows of a partition as :func:`arrays_writer` reads them, or which these are.
+
+    Args:
+        own: says which rows of the source these are.
+        arrays: by column key; of any dtype, for errors in them are found by the task.
+    """
+    return pickle.dumps(own if arrays is None else (own, arrays), protocol=pickle.HIGHEST_PROTOCOL)
+
+
+def arrays_writer(store: str, plan: TablePlan) -> Callable[[int, Iterator[bytes]], Iterator[bytes]]:
+    """Return the task that writes a partition of what :func:`pickled` returned, which arrives in pieces."""
+
+    def write(partition: int, arriving: Iterator[bytes]) -> Iterator[bytes]:
+        ((own, arrays),) = (pickle.loads(data) for data in joined(arriving))
+        numbers = own.numbers()
+        converted = ((numbers, convert_numpy(plan, arrays, numbers)) for _ in range(1))
+        yield token_of(store, plan.columns, partition, converted, own.partitions).to_frame()
+        deque(arriving, maxlen=0)  # after an error: see arrow_writer
+
+    return write
+
+
+def convert_numpy(
+    plan: TablePlan, arrays: Mapping[str, Array], numbers: Array | None = None
+) -> dict[str, Array]:
+    """Convert whole numpy columns; ``numbers`` are those of their rows in the source, for errors."""
+    name = lambda index: f"row {index if numbers is None else numbers[index]}"  # noqa: E731
+    return {column.key: from_rows(column, np.asarray(arrays[column.key]), name) for column in plan.columns}

@@ -15,8 +15,8 @@ from sparkdl.access.base import Access, Frames
 from sparkdl.data.columns import TablePlan, quoted
 from sparkdl.data.dataset import Dataset
 from sparkdl.data.store import partition as store
+from sparkdl.data.store.build import Partitions, Source
 from sparkdl.data.store.partition import Token
-from sparkdl.data.store.sources import Partitions, Source
 from sparkdl.data.streams import RowShare
 from sparkdl.exceptions import ConfigError, DataError
 from sparkdl.wire import frame
@@ -109,11 +109,11 @@ class _StoredShare(Source):
         self._data, self._share = data, one
 
     def peek(self, plan: TablePlan, rows: int) -> dict[str, Array]:
-        """See :class:`sparkdl.data.store.sources.Source`."""
+        """See :class:`sparkdl.data.store.build.Source`."""
         return {key: values[:rows] for key, values in self._data.peek().items()}
 
     def tokens(self, access: Access, plan: TablePlan, store: str, partitions: Partitions) -> Frames:
-        """See :class:`sparkdl.data.store.sources.Source`."""
+        """See :class:`sparkdl.data.store.build.Source`."""
         return access.stage(self._data.store().tokens, _Select(self._share), [])
 
 

@@ -25,8 +25,8 @@ from sparkdl.data.dataset import Dataset
 from sparkdl.data.scan.copied import CopiedScan
 from sparkdl.data.scan.source import ScanSource
 from sparkdl.data.store import partition as store
+from sparkdl.data.store.build import Partitions, Source
 from sparkdl.data.store.partition import StoreBatch, Token
-from sparkdl.data.store.sources import Partitions, Source
 from sparkdl.distill.teachers import Answering
 from sparkdl.exceptions import ModelError
 from sparkdl.nn import serialize
@@ -179,11 +179,11 @@ class LabelledSource(Source):
         self._sent: Published | None = None
 
     def peek(self, plan: TablePlan, rows: int) -> dict[str, Array]:
-        """See :class:`sparkdl.data.store.sources.Source`."""
+        """See :class:`sparkdl.data.store.build.Source`."""
         return {column.key: self._peeked[column.key][:rows] for column in plan.columns}
 
     def tokens(self, access: Access, plan: TablePlan, store: str, partitions: Partitions) -> Frames:
-        """See :class:`sparkdl.data.store.sources.Source`."""
+        """See :class:`sparkdl.data.store.build.Source`."""
         written = self._source.tokens(access, self._plan, store, partitions)
         if self._sent is None:
             self._sent = access.send(serialize.dumps(self._labelling, "teachers"))

@@ -57,7 +57,11 @@ _PLACES = (  # package of earlier releases, package of today, modules (old>new w
     ),
     ("sparkdl.keyed", "sparkdl.saved", "served>served_rows"),
     ("sparkdl.keyed", "sparkdl.wire", "arrays"),
-    ("sparkdl.data", "sparkdl.data.store", "build>writers built>build manifest placement sources"),
+    (
+        "sparkdl.data",
+        "sparkdl.data.store",
+        "build>dataframe built>build manifest placement sources>dataframe",
+    ),
     (
         "sparkdl.optim",
         "sparkdl.optim.shard",

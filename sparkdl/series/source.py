@@ -12,15 +12,15 @@ import pyarrow as pa
 from sparkdl.access.base import Access, Frames
 from sparkdl.data.columns import ColumnPlan, Structure, TablePlan
 from sparkdl.data.dataset import Dataset
-from sparkdl.data.store.partition import StoreBatch, Token, write_partition
-from sparkdl.data.store.sources import Partitions, Source
+from sparkdl.data.store.build import Partitions, Source
+from sparkdl.data.store.dataframe import token_of
+from sparkdl.data.store.partition import StoreBatch, Token
 from sparkdl.data.windows import windows_of
 from sparkdl.exceptions import ConfigError, DataError
 from sparkdl.series.grid import Series, scaled
 from sparkdl.series.layout import STATIC, TARGET, Layout
 from sparkdl.series.panel import ID, check_columns, grouped, series_of
 from sparkdl.wire.frame import Array
-from sparkdl.wire.private import local_folders
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -102,7 +102,7 @@ class SeriesSource(Source):
         self._df, self._layout, self._cut = df, layout, cut
 
     def peek(self, plan: TablePlan, rows: int) -> dict[str, Array]:
-        """See :class:`sparkdl.data.store.sources.Source`; zeros where the first series has no window."""
+        """See :class:`sparkdl.data.store.build.Source`; zeros where the first series has no window."""
         from pyspark.sql import functions as F
 
         first = self._df.select(F.lit(0) if not self._layout.id else self._df[f"`{self._layout.id}`"]).first()
@@ -132,7 +132,7 @@ class SeriesSource(Source):
         return windows or {key: np.zeros((rows, *shape), np.float32) for key, shape in shapes.items()}
 
     def tokens(self, access: Access, plan: TablePlan, store: str, partitions: Partitions) -> Frames:
-        """See :class:`sparkdl.data.store.sources.Source`."""
+        """See :class:`sparkdl.data.store.build.Source`."""
         if not isinstance(partitions, int):
             raise ConfigError(
                 "num_partitions='input': a panel's series are spread by their ids; give a number"
@@ -170,7 +170,6 @@ def write_windows(
     store: str, partition: int, layout: Layout, cut: Cut, batches: Iterable[pa.RecordBatch]
 ) -> Token:
     """Write the series of a partition; return the token of their windows, one with an error if need be."""
-    executor = str(local_folders()[0])
     starts: list[Array] = []
 
     def stored() -> Iterator[StoreBatch]:
@@ -193,10 +192,9 @@ def write_windows(
 
     widths = {TARGET: (), **{name: (shape[-1],) for name, shape in layout.shapes.items() if name != TARGET}}
     plans = [ColumnPlan(name, name, dtype="float32", shape=shape) for name, shape in widths.items()]
-    try:
-        token = write_partition(store, partition, executor, plans, stored())
-    except DataError as error:
-        return Token(store, partition, 0, "", executor, error=str(error))
+    token = token_of(store, plans, partition, stored())
+    if token.error:
+        return token
     name = f"windows-{cut.stride}-{int(cut.validation)}"
     return windows_of(token, name, np.concatenate([np.empty(0, np.int64), *starts]), layout.stretches)
 

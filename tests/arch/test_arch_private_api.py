@@ -88,7 +88,7 @@ HANDLES = re.compile(r"jobs|rdd|RDD|FrameJobs|JavaObject|frames_of|_jvm|_jsc")
 
 TAKE_RDDS = {
     "data/dataset.py": {"RDD"},  # Dataset.from_rdd: the type of its argument
-    "data/store/sources.py": {"RDD", "frames_of"},  # reads it
+    "data/elements.py": {"RDD", "frames_of"},  # reads it
 }
 """Where a user's own RDD becomes the frames of an ``Access``, and the names there. May only shrink."""
 

@@ -11,8 +11,8 @@ import pandas as pd
 import pytest
 
 from sparkdl import Column, Dataset
+from sparkdl.data.elements import convert_numpy
 from sparkdl.data.schema import check_dataframe, check_no_stream, is_pandas, plan_pandas
-from sparkdl.data.store import writers
 from sparkdl.exceptions import ConfigError, DataError
 
 FRAME = pd.DataFrame(
@@ -50,7 +50,7 @@ FRAME = pd.DataFrame(
 )
 def test_columns_become_what_those_of_spark_become(column: Any, dtype: str, values: Any) -> None:
     plan, arrays = plan_pandas(FRAME, column, None, None)
-    found = writers.convert_numpy(plan, arrays)["features"]  # as the tasks do
+    found = convert_numpy(plan, arrays)["features"]  # as the tasks do
     assert found.dtype == dtype
     np.testing.assert_array_equal(found, np.array(values, dtype))
 

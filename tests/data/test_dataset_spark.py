@@ -18,8 +18,8 @@ from pyspark.sql import types as T
 from support.stores import store_files
 
 from sparkdl import Column, Dataset, Trainer
+from sparkdl.data.store.dataframe import Places
 from sparkdl.data.store.partition import Token, read_positions, read_rows
-from sparkdl.data.store.writers import Places
 from sparkdl.data.streams import Dealt
 from sparkdl.exceptions import ConfigError, DataError
 from sparkdl.train import MaxEpoch

@@ -15,8 +15,8 @@ from support.reference import Partition, assert_bit_equal, plain, threads
 from sparkdl import Dataset, Trainer
 from sparkdl.access.alone import AloneAccess, LazyFrames
 from sparkdl.allreduce.choose import TRANSPORT
+from sparkdl.data.store.build import Source
 from sparkdl.data.store.partition import read_rows
-from sparkdl.data.store.sources import Source
 from sparkdl.nn.models.forecaster import Forecaster, absolute_error
 from sparkdl.series.frequency import Frequency
 from sparkdl.series.layout import Layout

@@ -17,8 +17,8 @@ from sparkdl.data.scan.manifest import ScanManifest
 from sparkdl.data.scan.reader import Reader
 from sparkdl.data.scan.source import ScanSource
 from sparkdl.data.scan.storage import Storage
-from sparkdl.data.store import writers
-from sparkdl.data.store.sources import Partitions, Source, partition_keys, rows_per_batch
+from sparkdl.data.store.build import Partitions, Source
+from sparkdl.data.store.dataframe import arrow_writer, partition_keys, rows_per_batch
 from sparkdl.data.streams import STREAMS, check_partitions
 from sparkdl.exceptions import ConfigError
 from sparkdl.wire import frame
@@ -88,7 +88,7 @@ class CopiedScan(Source):
         dealt = rows.repartition(partitions, F.col(_KEY)).drop(_KEY).sortWithinPartitions(ROW_ID)
         # Bytes have become numbers on the way.
         columns = tuple(replace(column, binary=False) for column in plan.columns)
-        write = writers.arrow_writer(store, columns, partitions)
+        write = arrow_writer(store, columns, partitions)
         return access.written(access.planned_once(dealt), write, size)
 
 

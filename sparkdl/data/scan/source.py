@@ -21,7 +21,7 @@ from sparkdl.data.scan.manifest import EVEN, ScanManifest, streams_for
 from sparkdl.data.scan.schema import plan_schema
 from sparkdl.data.scan.storage import Storage
 from sparkdl.data.scan.tasks import FirstRows, ListFiles, PlaceManifest, ReadFooters, checked
-from sparkdl.data.store.sources import Partitions, Source
+from sparkdl.data.store.build import Partitions, Source
 from sparkdl.data.streams import RowShare
 from sparkdl.exceptions import ConfigError, DataError
 from sparkdl.wire import frame

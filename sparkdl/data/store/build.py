@@ -1,27 +1,61 @@
-"""The build of a partition store by a job, which checks what it made; its deletion."""
+"""Sources of rows, and the job that builds a partition store of one and checks what it made; its deletion."""
 
 from __future__ import annotations
 
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
+from typing import Literal
 
 from sparkdl import session
 from sparkdl._spark.errors import is_job_failure, task_error
 from sparkdl.access.base import Access, Frames
 from sparkdl.data.columns import TablePlan
-from sparkdl.data.store.manifest import Manifest
+from sparkdl.data.store.manifest import ADVICE, Manifest
 from sparkdl.data.store.partition import Token, delete_store
-from sparkdl.data.store.sources import Partitions, Source
-from sparkdl.data.store.writers import other_rows
-from sparkdl.data.streams import Dealt
+from sparkdl.data.streams import STREAMS, Dealt, RowShare
 from sparkdl.exceptions import DataError
 from sparkdl.wire import frame
+from sparkdl.wire.frame import Array
+
+Partitions = int | Literal["input"] | None
 
 MAX_REBUILDS = 5
 """How often a job is run again because it found parts of the store missing."""
+
+
+class Source(ABC):
+    """Where rows come from."""
+
+    @abstractmethod
+    def peek(self, plan: TablePlan, rows: int) -> dict[str, Array]:
+        """Return the first rows as arrays by column key; empty if there are none."""
+
+    @abstractmethod
+    def tokens(self, access: Access, plan: TablePlan, store: str, partitions: Partitions) -> Frames:
+        """Return the lazy frames whose tasks write the store and yield tokens."""
+
+    def first(self, rows: int) -> Source:
+        """Return a source of the first rows, for a sample; this one if it cannot be cut."""
+        return self
+
+    def part(self, plan: TablePlan, share: RowShare) -> Source | None:
+        """Return a source of a share of the rows; ``None`` if they are divided where they are stored."""
+        return None
+
+    def most_partitions(self, plan: TablePlan) -> int:
+        """Return how many partitions there can be, given the columns with dtypes and shapes."""
+        return STREAMS
+
+    def shown(self) -> dict[str, object]:
+        """Return what else there is to show of a Dataset."""
+        return {}
+
+    def release(self) -> None:  # noqa: B027
+        """Delete what was sent to the executors for tokens, none of which are in use any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +183,16 @@ def _check_dealt(tokens: Sequence[Token]) -> None:
         expected = Dealt(rows, token.partition, token.dealt).count if counted else token.rows
         if token.rows != expected:
             raise other_rows(token.partition)
+
+
+def other_rows(partition: int) -> DataError:
+    """Return the error of a source that gives other rows when they are read than when they are counted."""
+    return DataError(
+        f"partition {partition} has rows of other numbers than were dealt to it: the source gave other rows "
+        f"when they were read than when they were counted. {ADVICE}; or keep its partitions by "
+        "num_partitions='input'",
+        code="data-changed",
+    )
 
 
 def _warn_if_uneven(tokens: Sequence[Token], available: session.Executors) -> None:

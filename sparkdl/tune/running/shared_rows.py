@@ -30,8 +30,8 @@ from sparkdl.data.sampler import in_order
 from sparkdl.data.scan.source import ScanSource
 from sparkdl.data.scan.tasks import PlaceManifest
 from sparkdl.data.store import partition as store
+from sparkdl.data.store.build import Partitions, Source
 from sparkdl.data.store.partition import StoreBatch, Token
-from sparkdl.data.store.sources import Partitions, Source
 from sparkdl.data.streams import RowShare
 from sparkdl.train.checkpoint.lock import alone_in
 from sparkdl.train.passes.sweep import sweep
@@ -251,10 +251,10 @@ class _TokenSource(Source):
         self._token = token
 
     def peek(self, plan: TablePlan, rows: int) -> dict[str, Array]:
-        """See :class:`sparkdl.data.store.sources.Source`."""
+        """See :class:`sparkdl.data.store.build.Source`."""
         return in_order(self._token, size=rows).read()
 
     def tokens(self, access: Access, plan: TablePlan, name: str, partitions: Partitions) -> Frames:
-        """See :class:`sparkdl.data.store.sources.Source`."""
+        """See :class:`sparkdl.data.store.build.Source`."""
         # One partition that has all rows in their order has them as if they were dealt to it.
         return LazyFrames(1, lambda _: [replace(self._token, dealt=1).to_frame()])
