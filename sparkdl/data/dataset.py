@@ -42,7 +42,7 @@ from sparkdl.data.scan.iceberg import IcebergSnapshot
 from sparkdl.data.scan.listing import Folders
 from sparkdl.data.scan.source import WINDOW, ScanSource
 from sparkdl.data.scan.storage import checked_storage
-from sparkdl.data.schema import check_dataframe, check_no_stream, is_pandas, plan_dataframe, plan_pandas
+from sparkdl.data.schema import is_pandas, plan_pandas
 from sparkdl.data.store.build import Partitions, PartitionStore, Source, build_store, delete, described
 from sparkdl.data.store.dataframe import DataFrameSource
 from sparkdl.data.store.manifest import check_same_rows
@@ -147,12 +147,8 @@ class Dataset:
             plan, arrays = plan_pandas(df, features, label, weight, ragged=collate is not None)
             _check_lengths(arrays)
             return cls(_session(None), plan, ArraySource(arrays), num_partitions, transform, collate)
-        check_dataframe(df, "Dataset.from_dataframe")
-        check_no_stream(df, "Dataset.from_dataframe")
-        plan, expressions = plan_dataframe(df, features, label, weight, ragged=collate is not None)
-        return cls(
-            df.sparkSession, plan, DataFrameSource(df, expressions), num_partitions, transform, collate
-        )
+        plan, source = DataFrameSource.of(df, features, label, weight, ragged=collate is not None)
+        return cls(df.sparkSession, plan, source, num_partitions, transform, collate)
 
     @classmethod
     def from_rdd(

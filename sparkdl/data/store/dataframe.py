@@ -8,7 +8,7 @@ dealt alike.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
@@ -17,9 +17,9 @@ import numpy as np
 import pyarrow as pa
 
 from sparkdl.access.base import Access, Frames
-from sparkdl.data.columns import ROW_ID, ColumnPlan, TablePlan
+from sparkdl.data.columns import ROW_ID, ColumnLike, ColumnPlan, Columns, TablePlan
 from sparkdl.data.convert import from_arrow, row_namer
-from sparkdl.data.schema import vector_columns
+from sparkdl.data.schema import check_dataframe, check_no_stream, plan_dataframe, vector_columns
 from sparkdl.data.sparse import hint
 from sparkdl.data.store.build import Partitions, Source, other_rows
 from sparkdl.data.store.partition import StoreBatch, Token, write_partition
@@ -37,12 +37,29 @@ ROWS = (1 << ROW_BITS) - 1
 
 
 class DataFrameSource(Source):
-    """Columns of a DataFrame."""
+    """Columns of a DataFrame.
 
-    def __init__(self, df: DataFrame, expressions: list[Any]) -> None:
+    Args:
+        df: the DataFrame.
+        expressions: one for each planned column, named by its key.
+        vectors: names of columns of ML vectors, of which a hint is given if they should stay sparse.
+    """
+
+    def __init__(self, df: DataFrame, expressions: Sequence[Any], vectors: Collection[str]) -> None:
         self._df = df
         self._expressions = expressions
+        self._vectors = vectors
         self._planned: DataFrame | None = None
+
+    @classmethod
+    def of(
+        cls, df: Any, features: Columns, label: Columns | None, weight: ColumnLike | None, ragged: bool
+    ) -> tuple[TablePlan, DataFrameSource]:
+        """Check and plan columns of what should be a DataFrame; see :func:`plan_dataframe`."""
+        check_dataframe(df, "Dataset.from_dataframe")
+        check_no_stream(df, "Dataset.from_dataframe")
+        plan, expressions = plan_dataframe(df, features, label, weight, ragged)
+        return plan, cls(df, expressions, vector_columns(df))
 
     def _numbered(self, access: Access) -> DataFrame:
         """Return the selected columns, planned once.
@@ -65,9 +82,8 @@ class DataFrameSource(Source):
         if not first:
             return {}
         found = convert_rows(plan, first)
-        vectors = vector_columns(self._df)
         for column in plan.columns:
-            if column.source in vectors and not column.part:
+            if column.source in self._vectors and not column.part:
                 hint(column.source, found[column.key])
         return found
 
@@ -86,7 +102,7 @@ class DataFrameSource(Source):
 
     def first(self, rows: int) -> Source:
         """See :class:`Source`."""
-        return DataFrameSource(self._df.limit(rows), self._expressions)
+        return DataFrameSource(self._df.limit(rows), self._expressions, self._vectors)
 
 
 def rows_per_batch(plan: TablePlan) -> int:
