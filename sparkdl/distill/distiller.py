@@ -26,7 +26,7 @@ from sparkdl.exceptions import ConfigError, ModelError, SparkdlError
 from sparkdl.nn.batch import call
 from sparkdl.nn.trace import explain_failure
 from sparkdl.optim.spec import Optimizers
-from sparkdl.train.given import Chosen, check_dataset, inputs_of
+from sparkdl.train.given import Chosen
 from sparkdl.train.hooks.checkpoint import Resume
 from sparkdl.train.options.config import TrainConfig
 from sparkdl.train.passes.dry_run import some_rows
@@ -165,10 +165,9 @@ class Distiller:
             DataError: if a column is missing.
         """
         started = time.perf_counter()
-        chosen = Chosen(inputs_of(self.student, features, data), label, weight)
+        chosen = Chosen.of(data, features, label, weight, module=self.student)
         with ExitStack() as stack:
             found = stack.enter_context(given(data, validation, chosen, self._teachers, self.config.seed))
-            check_dataset(found.data)
             tried = self._tried(found)
             dataset, step = found.data, DistillStep(self._loss, self._hidden, found.teachers)
             if self._keep is not None and any(_is_asked(teacher) for teacher in found.teachers):

@@ -12,19 +12,12 @@ from torch import nn
 from sparkdl.data.columns import Column, Columns, Structure
 from sparkdl.data.dataset import Dataset
 from sparkdl.data.scan.source import ScanSource
-from sparkdl.data.schema import is_frame
 from sparkdl.data.shares import share_of, shares_of
 from sparkdl.distill.service import Service
 from sparkdl.distill.step import LABEL
 from sparkdl.distill.teachers import Answering, SoftLabels, Teacher
 from sparkdl.exceptions import ConfigError, DataError
-from sparkdl.train.given import (
-    Chosen,
-    check_dataset,
-    check_features,
-    check_none_chosen,
-    split,
-)
+from sparkdl.train.given import Chosen, check_dataset, check_features, check_none_chosen, datasets_of
 from sparkdl.train.passes.validation import Validation
 
 AnyTeacher = Teacher | SoftLabels | Service
@@ -78,12 +71,11 @@ def given(
     described = [teacher.columns(number) for number, teacher in enumerate(teachers)]
     found = {key: column for _, columns in described for key, column in columns.items()}
     with ExitStack() as stack:
-        if is_frame(data):
+        everything = chosen
+        if chosen.of_frame:
             check_features(chosen, "fit")
-            everything = replace(chosen, label=_entries(chosen.label, found)) if found else chosen
-            if isinstance(validation, float | int):
-                data, validation = split(data, validation, everything, seed)
-            data = stack.enter_context(everything.dataset(data))
+            if found:
+                everything = replace(chosen, label=_entries(chosen.label, found))
             names = {key: key for key in found}
         else:
             check_none_chosen(chosen)
@@ -99,16 +91,10 @@ def given(
                 validation = _with_label_alone(validation)
                 stack.callback(validation.release)
             names = _names_in(data, found)
-        several = validation if isinstance(validation, Mapping) else {"": validation}
-        if any(map(is_frame, several.values())):
-            check_features(chosen, "fit")
-        sets: Any = {
-            name: stack.enter_context(chosen.dataset(one)) if is_frame(one) else one
-            for name, one in several.items()
-        }
+        data, sets = stack.enter_context(datasets_of(data, validation, everything, seed, validated=chosen))
         yield TrainingRows(
             data,
-            sets if isinstance(validation, Mapping) else sets[""],
+            sets,
             [
                 teacher.answering(number, reads, {key: names[key] for key in columns})
                 for number, (teacher, (reads, columns)) in enumerate(zip(teachers, described, strict=True))

@@ -28,6 +28,8 @@ from sparkdl.train.passes.validation import Validation
 _ARGUMENTS = ("loss", "step", "optimizer", "config")
 """Arguments of a Trainer beside its options."""
 
+_ROLES = ("features", "label", "weight")
+
 _OF_ALL_FITS = " (set for good when a Trainer is made: make another one)"
 
 
@@ -90,15 +92,13 @@ def knows_loss(module: object) -> bool:
     return isinstance(module, nn.Module) and (is_lightning(module) or is_model(module))
 
 
-def inputs_of(module: nn.Module, features: Columns | None, data: object) -> Columns | None:
+def _as_taken(features: Columns, module: nn.Module, df: Any) -> Columns:
     """Return features columns as a module takes them.
 
     By argument for a model of Hugging Face whose arguments have their names; sparse for a module that takes
     indices and values.
     """
-    if features is None or not is_frame(data):
-        return features
-    features = sparse.where_taken(features, module, vector_columns(data))
+    features = sparse.where_taken(features, module, vector_columns(df))
     if isinstance(features, str | Column) or not isinstance(features, Sequence):
         return features
     names = [column.name if isinstance(column, Column) else column for column in features]
@@ -118,21 +118,43 @@ def check_dataset(data: object, method: str = "fit") -> None:
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """The columns of DataFrames that are trained on; see :meth:`sparkdl.Dataset.from_dataframe`."""
+    """The columns of DataFrames that are trained on; see :meth:`sparkdl.Dataset.from_dataframe`.
 
-    features: Columns | None = None
-    label: Columns | None = None
-    weight: ColumnLike | None = None
-    collate: Collate | None = None
+    Attributes:
+        of_frame: whether the rows that they were chosen for are a DataFrame.
+    """
+
+    features: Columns | None
+    label: Columns | None
+    weight: ColumnLike | None
+    collate: Collate | None
+    of_frame: bool
+
+    @classmethod
+    def of(
+        cls,
+        data: object,
+        features: Columns | None,
+        label: Columns | None = None,
+        weight: ColumnLike | None = None,
+        collate: Collate | None = None,
+        *,
+        module: nn.Module | None = None,
+    ) -> Chosen:
+        """Return what was chosen for some rows, of DataFrames as a module takes it."""
+        of_frame = is_frame(data)
+        if of_frame and module is not None and features is not None:
+            features = _as_taken(features, module, data)
+        return cls(features, label, weight, collate, of_frame)
 
     def given(self) -> list[str]:
         """Return the names of the arguments that were given."""
-        return [name for name in self.__slots__ if getattr(self, name) is not None]
+        return [name for name in (*_ROLES, "collate") if getattr(self, name) is not None]
 
     def names(self) -> list[str]:
         """Return the names of the columns, each once."""
         found: list[str] = []
-        for role in ("features", "label", "weight"):
+        for role in _ROLES:
             value = getattr(self, role)
             for chosen in structure_of(value, role).disassemble(value).values():
                 found.append(chosen.name if isinstance(chosen, Column) else chosen)
@@ -163,7 +185,7 @@ def dataset_of(data: Any, chosen: Chosen, last: Chosen | None, method: str) -> I
         ConfigError: if it is neither, or columns are missing, or given for a Dataset.
         DataError: if a column cannot become a tensor.
     """
-    if not is_frame(data):
+    if not chosen.of_frame:
         check_none_chosen(chosen)
         check_dataset(data, method)
         yield data
@@ -177,7 +199,7 @@ def dataset_of(data: Any, chosen: Chosen, last: Chosen | None, method: str) -> I
 
 @contextmanager
 def datasets_of(
-    data: Any, validation: Any, chosen: Chosen, seed: int
+    data: Any, validation: Any, chosen: Chosen, seed: int, validated: Chosen | None = None
 ) -> Iterator[tuple[Dataset, Validation]]:
     """Make Datasets of DataFrames for as long as the block runs; Datasets stay what they are.
 
@@ -187,6 +209,7 @@ def datasets_of(
             for validation.
         chosen: columns of the DataFrames.
         seed: chooses the rows of a share.
+        validated: columns of DataFrames to validate on, if these are others.
 
     Raises:
         ConfigError: if columns are missing, or given for a Dataset; if a share is none.
@@ -199,17 +222,17 @@ def datasets_of(
             else:
                 data, validation = split(data, validation, chosen, seed)
         several = validation if isinstance(validation, Mapping) else {"": validation}
-        if any(map(is_frame, [data, *several.values()])):
+        if chosen.of_frame or any(map(is_frame, several.values())):
             check_features(chosen, "fit")
         else:
             check_none_chosen(chosen)
-
-        def dataset(value: Any) -> Any:
-            return stack.enter_context(chosen.dataset(value)) if is_frame(value) else value
-
-        data = dataset(data)
+        if chosen.of_frame:
+            data = stack.enter_context(chosen.dataset(data))
         check_dataset(data)
-        sets: Any = {name: dataset(value) for name, value in several.items()}
+        sets: Any = {
+            name: stack.enter_context((validated or chosen).dataset(one)) if is_frame(one) else one
+            for name, one in several.items()
+        }
         yield data, sets if isinstance(validation, Mapping) else sets[""]
 
 

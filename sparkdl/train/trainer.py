@@ -11,7 +11,6 @@ from torch import nn
 from sparkdl.data.collate import Collate
 from sparkdl.data.columns import ColumnLike, Columns, Structure
 from sparkdl.data.dataset import Dataset
-from sparkdl.data.schema import is_frame
 from sparkdl.exceptions import ConfigError
 from sparkdl.nn import serialize, shown
 from sparkdl.nn.lightning import from_lightning
@@ -23,7 +22,6 @@ from sparkdl.train.given import (
     configure,
     dataset_of,
     datasets_of,
-    inputs_of,
     objective_of,
     with_schedule,
 )
@@ -220,7 +218,7 @@ class Trainer:
         Every exception that leaves a run, also one of a hook or a second Ctrl-C, has a ``result``: the
         :class:`FitResult` of the last completed iteration.
         """
-        chosen = Chosen(inputs_of(self.module, features, data), label, weight, collate)
+        chosen = Chosen.of(data, features, label, weight, collate, module=self.module)
         with (
             ErrorsCarryResult() as kept,
             datasets_of(data, validation, chosen, self.config.seed) as (dataset, sets),
@@ -228,7 +226,7 @@ class Trainer:
             self._recipe.check_trains()
             if (request := take()) is not None:  # of `sparkdl plan` or `sparkdl profile`
                 answer(request, self, dataset)
-            self._chosen = chosen if is_frame(data) else None
+            self._chosen = chosen if chosen.of_frame else None
             return self._fit(dataset, sets, resume, rows, kept)
 
     def _fit(
@@ -280,7 +278,7 @@ class Trainer:
         module, recipe = self._to_use(module)
         metrics = self.config.metrics if metrics is None else metrics
         config = replace(self.config, metrics=metrics)
-        chosen = Chosen(inputs_of(module, features, data), label, weight)
+        chosen = Chosen.of(data, features, label, weight, module=module)
         with dataset_of(data, chosen, self._chosen, "evaluate") as rows:
             spec = recipe.spec(rows, module, self._label)
             check_metrics(serialize.dumps(spec, "the evaluation"), rows, metrics)
@@ -319,7 +317,7 @@ class Trainer:
         module, recipe = self._to_use(module)
         last = None if self._chosen is None else self._chosen.unlabelled(data)
         with (
-            dataset_of(data, Chosen(inputs_of(module, features, data)), last, "predict") as rows,
+            dataset_of(data, Chosen.of(data, features, module=module), last, "predict") as rows,
             shipped(recipe, rows, module, self._label) as ship,
         ):
             weights, job = ship.weights.publish(), f"sparkdl predict {self.name}"

@@ -218,9 +218,9 @@ class Tuner:
             raise ConfigError("resume=True: folder= must say where the search is kept", code="config-resume")
         share = validation if isinstance(validation, float) and isinstance(data, Dataset) else None
         self._check_rows(validation, folds)
-        with datasets_of(
-            data, None if share is not None else validation, Chosen(features, label, weight), self.seed
-        ) as (dataset, given):
+        others = validation if share is None else None
+        chosen = Chosen.of(data, features, label, weight)
+        with datasets_of(data, others, chosen, self.seed) as (dataset, given):
             sets = validation_sets(given)
             self._check_metric([*sets, *(["val"] if folds or share is not None else [])])
             divided: Folds = [(None, None)]

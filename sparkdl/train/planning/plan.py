@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from sparkdl.data.columns import ColumnLike, Columns
 from sparkdl.data.dataset import Dataset
 from sparkdl.exceptions import ConfigError
-from sparkdl.train.given import Chosen, datasets_of, inputs_of
+from sparkdl.train.given import Chosen, datasets_of
 from sparkdl.train.options.checks import integer_option
 from sparkdl.train.options.config import TrainConfig
 from sparkdl.train.planning.cluster_plan import ClusterPlan, make_plan
@@ -77,7 +77,7 @@ def plan(
             f"plan(price={price!r}, gigabits={gigabits!r}, seconds={seconds!r}): expected a price of at "
             "least 0, and positive gigabits and seconds"
         )
-    chosen = Chosen(inputs_of(trainer.module, features, data), label, weight)
+    chosen = Chosen.of(data, features, label, weight, module=trainer.module)
     with datasets_of(data, None, chosen, trainer.config.seed) as (dataset, _):
         return plan_of(
             trainer, dataset, rows, executors, price, gigabits, seconds=seconds, compare=compare, tell=tell
