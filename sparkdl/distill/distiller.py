@@ -26,7 +26,7 @@ from sparkdl.exceptions import ConfigError, ModelError, SparkdlError
 from sparkdl.nn.batch import call
 from sparkdl.nn.trace import explain_failure
 from sparkdl.optim.spec import Optimizers
-from sparkdl.train.given import Chosen
+from sparkdl.train.fit import Chosen
 from sparkdl.train.hooks.checkpoint import Resume
 from sparkdl.train.options.config import TrainConfig
 from sparkdl.train.passes.dry_run import some_rows

@@ -17,7 +17,7 @@ from sparkdl.distill.service import Service
 from sparkdl.distill.step import LABEL
 from sparkdl.distill.teachers import Answering, SoftLabels, Teacher
 from sparkdl.exceptions import ConfigError, DataError
-from sparkdl.train.given import Chosen, check_dataset, check_features, check_none_chosen, datasets_of
+from sparkdl.train.fit import Chosen, check_dataset, check_features, check_none_chosen, datasets_of
 from sparkdl.train.passes.validation import Validation
 
 AnyTeacher = Teacher | SoftLabels | Service

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -16,15 +17,8 @@ from sparkdl.nn import serialize, shown
 from sparkdl.nn.lightning import from_lightning
 from sparkdl.nn.objective import Loss, Objective, Step
 from sparkdl.optim.spec import Optimizers, check_unscheduled
-from sparkdl.train.fit import Fit
-from sparkdl.train.given import (
-    Chosen,
-    configure,
-    dataset_of,
-    datasets_of,
-    objective_of,
-    with_schedule,
-)
+from sparkdl.train.fit import Chosen, Fit, dataset_of, datasets_of
+from sparkdl.train.given import configure, objective_of, with_schedule
 from sparkdl.train.hooks.checkpoint import Resume
 from sparkdl.train.interrupt import at_once
 from sparkdl.train.leaving import ErrorsCarryResult
@@ -322,6 +316,12 @@ class Trainer:
         ):
             weights, job = ship.weights.publish(), f"sparkdl predict {self.name}"
             return run_prediction(ship.access, ship.fit, ship.sent, rows, weights, job, size, ship.profile)
+
+    def _given(
+        self, data: Any, features: Columns | None, label: Columns | None, weight: ColumnLike | None
+    ) -> AbstractContextManager[Dataset]:
+        """Make a Dataset of what a fit would be given, for as long as the block runs."""
+        return dataset_of(data, Chosen.of(data, features, label, weight, module=self.module), None, "fit")
 
     def with_options(self, module: nn.Module | None = None, **options: Any) -> Self:
         """Return a Trainer with other options, which has not trained yet.

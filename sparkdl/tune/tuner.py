@@ -18,7 +18,7 @@ from sparkdl.data.dataset import Dataset
 from sparkdl.data.shares import folds_of, share_of, shares_of
 from sparkdl.exceptions import ConfigError
 from sparkdl.saved.digest import class_and_digest
-from sparkdl.train.given import Chosen, datasets_of
+from sparkdl.train.fit import Chosen, datasets_of
 from sparkdl.train.interrupt import interruptible
 from sparkdl.train.options.checks import integer_option
 from sparkdl.train.passes.validation import validation_sets

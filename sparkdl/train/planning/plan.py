@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from sparkdl.data.columns import ColumnLike, Columns
 from sparkdl.data.dataset import Dataset
 from sparkdl.exceptions import ConfigError
-from sparkdl.train.given import Chosen, datasets_of
 from sparkdl.train.options.checks import integer_option
 from sparkdl.train.options.config import TrainConfig
 from sparkdl.train.planning.cluster_plan import ClusterPlan, make_plan
@@ -27,6 +27,12 @@ class Plans(Protocol):
 
     def with_options(self, **options: Any) -> Any:
         """Return a Trainer with other options."""
+        ...
+
+    def _given(
+        self, data: Any, features: Columns | None, label: Columns | None, weight: ColumnLike | None
+    ) -> AbstractContextManager[Dataset]:
+        """Make a Dataset of what a fit would be given, for as long as the block runs."""
         ...
 
 
@@ -77,8 +83,7 @@ def plan(
             f"plan(price={price!r}, gigabits={gigabits!r}, seconds={seconds!r}): expected a price of at "
             "least 0, and positive gigabits and seconds"
         )
-    chosen = Chosen.of(data, features, label, weight, module=trainer.module)
-    with datasets_of(data, None, chosen, trainer.config.seed) as (dataset, _):
+    with trainer._given(data, features, label, weight) as dataset:
         return plan_of(
             trainer, dataset, rows, executors, price, gigabits, seconds=seconds, compare=compare, tell=tell
         )
