@@ -250,10 +250,9 @@ class Fit:
         recipe, data, config = self.recipe, self.data, self.config
         _check_rows(rows, resume)
         _check_elastic(config, data)
-        label = data.plan.label
         sets = validation_sets(validation)
         recipe.wanted().check(data.access)
-        tried = dry_run(recipe.spec(data, self.module, label), data)
+        tried = dry_run(recipe.spec(data, self.module), data)
         recipe = recipe.moving(tried.moving)
         monitor = check_validation(config, tried.shipped, sets)
         schedule = scheduled_hyper(recipe.optimizer, config, monitor)
@@ -262,7 +261,7 @@ class Fit:
         point = find_resume_point(resume, hooks)
 
         with (
-            shipped(recipe, data, self.module, label) as ship,
+            shipped(data.access, data.store(), recipe.spec(data, self.module)) as ship,
             ship.evaluator(config) if sets else nullcontext() as evaluator,
         ):
             check_weights(data, monitor, sets)

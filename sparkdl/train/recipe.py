@@ -155,8 +155,14 @@ class Recipe:
         lossy = has_error_feedback(codec_of(self.config.gradient_codec))
         return lossy or (self.inner is not None and self.inner.stateful)
 
-    def spec(self, data: Dataset, module: nn.Module, label: Structure | None, threads: int = 1) -> FitSpec:
-        """Return what is shipped once for a fit, an evaluation or a prediction."""
+    def spec(self, data: Dataset, module: nn.Module, label: Structure | None = None) -> FitSpec:
+        """Return what is shipped once for a fit, an evaluation or a prediction.
+
+        Args:
+            data: the rows.
+            module: whose weights to use.
+            label: that of the rows which were trained on, if it counts in place of these rows' own.
+        """
         config = self.config
         features = data.plan.features
         if features.kind == "tuple" and isinstance(self.objective, LossObjective) and data.transform is None:
@@ -179,7 +185,7 @@ class Recipe:
                 shuffle=config.shuffle,
                 micro_batch_size=config.micro_batch_size,
                 row_memory=config.row_memory,
-                threads=threads,
+                threads=1,
                 numerics=config.numerics(),
                 gradient_codec=codec_of(config.gradient_codec),
                 weights_codec=config.weights_codec,

@@ -5,18 +5,15 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
-
-from torch import nn
 
 from sparkdl.access.base import Access, Published
 from sparkdl.allreduce.cluster import Cluster, SparkCluster
 from sparkdl.allreduce.engine import Engine
 from sparkdl.allreduce.state import Weights
+from sparkdl.compute.spec import FitSpec
 from sparkdl.compute.worker import FitRef
-from sparkdl.data.columns import Structure
-from sparkdl.data.dataset import Dataset
 from sparkdl.data.store.build import PartitionStore
 from sparkdl.nn import serialize
 from sparkdl.nn.flat import FlatModule
@@ -88,12 +85,10 @@ class Shipped:
 
 
 @contextmanager
-def shipped(recipe: Recipe, data: Dataset, module: nn.Module, label: Structure | None) -> Iterator[Shipped]:
+def shipped(access: Access, store: PartitionStore, spec: FitSpec) -> Iterator[Shipped]:
     """Send the fixed part and the module's weights; release everything at the end."""
-    store = data.store()
-    access = data.access
     partitions = len(store.partitions)
-    spec = recipe.spec(data, module, label, threads_per_task(store.executors, partitions))
+    spec = replace(spec, threads=threads_per_task(store.executors, partitions))
     data_of_spec = serialize.dumps(spec, "the training setup")
     first = FlatModule(serialize.loads(data_of_spec).module, spec.layout)
     sent = access.send(data_of_spec)

@@ -276,7 +276,10 @@ class Trainer:
         with dataset_of(data, chosen, self._chosen, "evaluate") as rows:
             spec = recipe.spec(rows, module, self._label)
             check_metrics(serialize.dumps(spec, "the evaluation"), rows, metrics)
-            with shipped(recipe, rows, module, self._label) as ship, ship.evaluator(config) as evaluator:
+            with (
+                shipped(rows.access, rows.store(), recipe.spec(rows, module, self._label)) as ship,
+                ship.evaluator(config) as evaluator,
+            ):
                 return evaluator.run(rows, ship.weights.publish(), f"sparkdl evaluate {self.name}")
 
     def predict(
@@ -312,7 +315,7 @@ class Trainer:
         last = None if self._chosen is None else self._chosen.unlabelled(data)
         with (
             dataset_of(data, Chosen.of(data, features, module=module), last, "predict") as rows,
-            shipped(recipe, rows, module, self._label) as ship,
+            shipped(rows.access, rows.store(), recipe.spec(rows, module, self._label)) as ship,
         ):
             weights, job = ship.weights.publish(), f"sparkdl predict {self.name}"
             return run_prediction(ship.access, ship.fit, ship.sent, rows, weights, job, size, ship.profile)

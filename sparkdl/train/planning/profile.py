@@ -192,7 +192,7 @@ def _layers(
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Return layers and spans of the first rank, while all ranks do the same."""
     recipe, module = trainer._recipe, trainer.module
-    with shipped(recipe, sample, module, sample.plan.label) as ship:
+    with shipped(sample.access, sample.store(), recipe.spec(sample, module)) as ship:
         access = ship.access
         access.describe("sparkdl: profile layers")
         try:
