@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import tomllib
 from functools import partial
 from itertools import count
@@ -23,6 +24,8 @@ from sparkdl.nn.objective import LossObjective
 from sparkdl.nn.parameters import layout_of
 from sparkdl.train import ClusterPlan, Elastic, Hook, plan
 from sparkdl.train.demand import Demand
+from sparkdl.train.history import History
+from sparkdl.train.planning import probe
 from sparkdl.train.planning import request as rehearsals
 from sparkdl.train.planning.advice import _TAKES, advice
 from sparkdl.train.planning.cluster_plan import make_plan
@@ -30,8 +33,9 @@ from sparkdl.train.planning.costs import Driver, moves, worth
 from sparkdl.train.planning.layers import profile_layers
 from sparkdl.train.planning.measured import Fit, Rehearsal
 from sparkdl.train.planning.model import Curve, Line, StepModel
-from sparkdl.train.planning.probe import look
+from sparkdl.train.planning.probe import MemoryWatch, look
 from sparkdl.train.planning.profile import layer_events, parts_of
+from sparkdl.train.planning.rehearsal import Stage
 
 MB = 1_000_000
 ROW = 1e-3  # seconds of work
@@ -152,9 +156,16 @@ def test_memory_has_activations_gradients_and_rows() -> None:
     )
 
 
-def planned(found: Rehearsal, executors: Any = range(1, 65), **options: Any) -> ClusterPlan:
+def planned(
+    found: Rehearsal, executors: Any = range(1, 65), price: float = 0.0, steps_per_batch: int = 1
+) -> ClusterPlan:
     return make_plan(
-        StepModel(found), dict.fromkeys(executors, "replicated"), rows=100_000, batch=200, **options
+        StepModel(found),
+        dict.fromkeys(executors, "replicated"),
+        rows=100_000,
+        batch=200,
+        steps_per_batch=steps_per_batch,
+        price=price,
     )
 
 
@@ -172,6 +183,21 @@ def test_the_best_number_is_the_last_that_pays() -> None:
     json.dumps(found.to_json())
     assert found.resources()["executors"] == best
     assert "task.cores = 1" in found.job_table()
+
+
+def test_a_plan_costs_what_the_cores_of_all_executors_cost_for_an_epoch() -> None:
+    for cores in (1, 4):
+        for each in planned(rehearsal(cores=cores), (1, 3), price=0.5).estimates:
+            hours = each.epoch_seconds / 3600
+            assert each.cost == pytest.approx(0.5 * cores * each.executors * hours)
+
+
+def test_steps_that_take_several_batches_are_fewer() -> None:
+    (one,) = planned(rehearsal(), (1,)).estimates
+    (three,) = planned(rehearsal(), (1,), steps_per_batch=3).estimates
+    assert one.epoch_seconds == pytest.approx(100_000 / 200 * one.step_seconds)
+    assert three.epoch_seconds == pytest.approx(167 * three.step_seconds)  # of 600 rows, the last of 400
+    assert three.step_seconds == StepModel(rehearsal()).step(1, 600).seconds
 
 
 def test_a_plan_is_a_resource_profile_with_shares_of_gpus() -> None:
@@ -257,6 +283,42 @@ def test_a_plan_trains_on_a_sample_and_leaves_the_trainer_as_it_was(spark: Any) 
     assert any("rank" in doing for doing in told)
     assert made.result is None
     assert all(map(torch.equal, before, made.module.parameters()))
+
+
+def test_a_rehearsal_finds_the_law_of_the_steps_that_it_has_timed(
+    spark: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paces = (10.0, 1.0, 1.3, 1.1)  # of a fit's groups: the first one warms up
+
+    def run(stage: Stage, sample: Dataset, batch: int, steps: int, options: Any, hooks: Any = ()) -> Any:
+        """Take no step, but say how long each would have taken."""
+        share, group = batch / len(sample.store().partitions), options["iterations_per_job"]
+        history = History()
+        for n in range(steps):
+            pace = paces[n // group] if group > 1 and steps == len(paces) * group else 1.1
+            work = pace * (2e-3 + ROW * share)
+            phases = {"weights_in": work / 8, "data": work / 8, "compute": work / 2, "gradient_out": work / 4}
+            seconds = work + JOB / group
+            row = {"epoch": 1, "iteration": n + 1, "samples": batch, "direct": 1, "loss": 0.0, "lr": 0.0}
+            history.append(
+                row | {"seconds": seconds, "phases": phases | {"launch": JOB}, "bytes": {"state": 7}}
+            )
+        return history, MemoryWatch()
+
+    monkeypatch.setattr(Stage, "run", run)
+    with rows(spark) as data:
+        found = plan(trainer(), data, rows=10_000, executors=(1, 2), seconds=2.0).rehearsal
+    for each in (*found.alone, *found.together):
+        step = 2e-3 + ROW * each.rows
+        assert each.group > 1
+        assert each.work == pytest.approx(step * (1.0 + 1.3 + 1.1) / 3)
+        assert each.seconds == pytest.approx(1.1 * step + JOB / each.group)  # of the group in the middle
+        assert each.noise == pytest.approx(step * (1.3 - 1.0) / 2 / each.seconds)
+        assert each.transport == "direct"
+    assert [each.rows for each in found.alone] == [2, 8, 16]  # of batches of 16
+    assert {each.rows for each in found.together} == {8}
+    assert found.job == pytest.approx(JOB)
+    assert (found.state_bytes, found.row_bytes) == (7, 5 * 4 + 8)  # numbers and position
 
 
 @pytest.mark.parametrize(
@@ -360,6 +422,39 @@ def test_a_process_sees_its_own_memory() -> None:
     del block
     assert look(reset=True).nbytes > 0
     assert before.cores >= 1
+
+
+def test_an_executor_is_its_jvm_and_the_python_processes_below_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = os.getpid()
+    jvm, daemon, other = own + 1, own + 2, own + 3
+    processes = {
+        1: ("init", 0, 1),
+        jvm: ("java", 1, 300),
+        daemon: ("python", jvm, 20),
+        own: ("python", daemon, 50),
+        other: ("python", daemon, 40),
+        own + 4: ("java", daemon, 1000),  # what a task has started
+        own + 5: ("python", own + 4, 2000),
+        own + 6: ("java", 1, 4000),  # another executor
+        own + 7: ("python", own + 6, 8000),
+    }
+    for pid, (name, parent, size) in processes.items():
+        folder = tmp_path / str(pid)
+        folder.mkdir()
+        text = f"Name:\t{name}\nPPid:\t{parent}\nVmHWM:\t{size + 5} kB\nVmRSS:\t{size} kB\n"
+        (folder / "status").write_text(text)
+    (tmp_path / "self").symlink_to(str(own))
+    (tmp_path / "net").mkdir()
+    monkeypatch.setattr(probe, "_PROC", tmp_path)
+
+    found = look(reset=True)
+    assert (found.jvm, found.jvm_bytes) == (jvm, 300 << 10)
+    assert found.python_bytes == (25 + 55 + 45) << 10
+    assert found.nbytes == (300 + 125) << 10
+    cleared = {int(path.parent.name): path.read_text() for path in tmp_path.glob("[0-9]*/clear_refs")}
+    assert cleared == dict.fromkeys((own, daemon, other), "5")  # which proc(5) gives for the peak
 
 
 # -- elastic="plan" ---------------------------------------------------------------------------------------

@@ -207,8 +207,8 @@ def make_plan(
     *,
     rows: int,
     batch: int,
-    steps_per_batch: int = 1,
-    price: float = 0.0,
+    steps_per_batch: int,
+    price: float,
 ) -> ClusterPlan:
     """Return the plan for some numbers of executors."""
     if not kinds:
