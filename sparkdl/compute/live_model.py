@@ -152,8 +152,7 @@ class LiveModel:
     def begin_change(self) -> ModelVersion:
         """Let params and state be overwritten from now on; return the version that they were."""
         version = self.version
-        if version is None:
-            raise RuntimeError("the model is being changed already")
+        assert version is not None  # it was brought to one
         self._set(None)
         return version
 
