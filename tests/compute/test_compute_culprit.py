@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,8 @@ FEATURES = Structure("tuple", ("features_0", "features_1"))
 
 
 def find(plan: TablePlan, x: Any, ids: Any = (0, 0, 0), inputs: Any = None) -> str:
-    columns = {"features_0": np.asarray(ids), "features_1": np.asarray(x, np.float32)}
+    values = x if isinstance(x, np.ndarray) else np.asarray(x, np.float32)
+    columns = {"features_0": np.asarray(ids), "features_1": values}
     plans = [ColumnPlan("y", "y")]
     positions = (1 << 33) + np.arange(8)
     token = write_partition("culprit", 0, "executor", plans, [(positions, {"y": np.zeros(8, np.float32)})])
@@ -55,3 +57,15 @@ def test_integers_and_finite_features_are_innocent() -> None:
 def test_a_transform_may_be_why() -> None:
     inputs = np.array([1, 2, np.inf], np.float32)
     assert find(plan(), [1, 2, 0], inputs=inputs) == "the transform's output, row 7 of input partition 1: inf"
+
+
+def test_of_several_columns_one_that_is_ragged_needs_a_collate() -> None:
+    ids, prices = plan().columns
+    ragged = replace(plan(), columns=(ids, replace(prices, ragged=True)))
+    rows = np.empty(3, object)
+    rows[:] = [np.float32([1]), np.float32([2, 3]), np.float32([])]
+    inputs = np.array([[1, 0], [2, np.nan], [0, 0]], np.float32)
+    found = find(ragged, rows, inputs=inputs)
+    assert found == "collate's output, row 2 of input partition 1: nan"
+    rows[1] = np.float32([3, np.inf, np.nan])
+    assert find(ragged, rows, inputs=inputs) == "column 'price', row 2 of input partition 1: inf"
