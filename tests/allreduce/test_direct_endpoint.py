@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import select
 import socket
 import time
 from collections.abc import Iterator
@@ -10,10 +11,11 @@ from contextlib import ExitStack, closing
 from typing import Any
 
 import pytest
-from support.peers import HOST, SECRET, at_once, endpoints, meet, open_files
+from support.peers import HOST, LIMIT, SECRET, at_once, endpoints, meet, open_files
 
 from sparkdl.allreduce.transport.direct import endpoint
 from sparkdl.allreduce.transport.direct.endpoint import Endpoint, close_endpoint, endpoint_of
+from sparkdl.allreduce.transport.direct.handshake import Handshake
 from sparkdl.allreduce.transport.direct.mesh import Mesh
 from sparkdl.allreduce.transport.direct.peer import LostPeerError, Peer, new_id, own_address
 
@@ -160,6 +162,32 @@ def test_a_member_that_lives_and_has_not_dialled_is_awaited(stack: ExitStack) ->
     assert time.monotonic() - begin > 1.1
     assert not caught.value.gone
     talk(meet([one, late], members, 2), 2)
+
+
+@pytest.mark.parametrize("waits", range(3), ids=["at once", "before its proof", "after its proof"])
+def test_a_member_that_is_turned_away_as_a_stranger_dials_again(stack: ExitStack, waits: int) -> None:
+    """Whom a flood of strangers pushes out may have proved everything, but was not read yet."""
+    dials, hears = sorted(some(stack, 2), key=lambda one: one.peer.id)
+    members = [dials.peer, hears.peer]
+
+    def turns_away_first() -> Any:
+        select.select([hears._listener], [], [], 5)
+        sock, _ = hears._listener.accept()
+        with sock:
+            sock.setblocking(False)
+            handshake = Handshake(sock, SECRET, hears.peer.id)
+            for _ in range(waits):
+                select.select([sock], [], [], 5)
+                if not handshake._others:
+                    handshake.advance()  # the proof may have come by now
+        return hears.meet(1, [1], 2, members, 5)
+
+    found: list[Any] = at_once(lambda: dials.meet(1, [0], 2, members, 5), turns_away_first)
+    for links in found:
+        assert not isinstance(links, Exception), found
+        for link in links.values():
+            link.limit = LIMIT
+    talk(found)
 
 
 def test_a_member_that_lives_may_come_late(stack: ExitStack) -> None:
