@@ -8,6 +8,7 @@ import threading
 import uuid
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from pyspark.ml import Pipeline, PipelineModel
 from pyspark.ml.evaluation import MulticlassClassificationEvaluator
 from pyspark.ml.feature import VectorAssembler
 from pyspark.ml.tuning import CrossValidator, CrossValidatorModel, ParamGridBuilder
+from pyspark.ml.util import MLWritable
 from support.models import Everything
 from torch import Tensor, nn
 
@@ -612,3 +614,48 @@ def test_a_tensor_larger_than_2_gib(spark: Any, tmp_path: Path) -> None:
         assert_same_weights(module, Predictor.load(str(tmp_path / "model"))._module)
     finally:
         shutil.rmtree(tmp_path)  # pytest keeps its folders for a while
+
+
+class Writer:
+    """Notes where it has saved, and whether it would have replaced something."""
+
+    def __init__(self, wrote: list[tuple[str, bool]]) -> None:
+        self.wrote, self.replaces = wrote, False
+
+    def overwrite(self) -> Writer:
+        self.replaces = True
+        return self
+
+    def save(self, path: str) -> None:
+        self.wrote.append((path, self.replaces))
+
+
+@pytest.mark.parametrize(
+    ("own", "taken", "overwrite", "expected"),
+    [
+        (True, True, False, "exists"),
+        (False, True, False, "exists"),
+        (True, True, True, True),  # our writers know how to replace without a rename
+        (False, True, True, "cannot delete"),
+        (True, False, False, False),
+        (False, False, False, False),
+        (False, False, True, False),
+    ],
+)
+def test_where_folders_cannot_be_renamed_nothing_is_replaced_but_by_our_own_writers(
+    monkeypatch: pytest.MonkeyPatch, own: bool, taken: bool, overwrite: bool, expected: bool | str
+) -> None:
+    there = {"class": "pyspark.ml.pipeline.PipelineModel"} if taken else None
+    monkeypatch.setattr(persistence, "SparkSession", SimpleNamespace(active=lambda: None))
+    monkeypatch.setattr(persistence, "models_in", lambda _: SimpleNamespace(folders=lambda _: None))
+    monkeypatch.setattr(persistence, "read_metadata", lambda _, path: there)
+    wrote: list[tuple[str, bool]] = []
+    base = persistence.TorchWritable if own else MLWritable
+    saved: Any = type("Saved", (base,), {"write": lambda self: Writer(wrote)})()
+    if isinstance(expected, str):
+        with pytest.raises(ConfigError, match=expected):
+            save(saved, "/models/one", overwrite=overwrite)
+        assert not wrote
+    else:
+        save(saved, "/models/one", overwrite=overwrite)
+        assert wrote == [("/models/one", expected)]
