@@ -14,14 +14,16 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.in_process import Faults
+from support.in_process import Faults, InProcessTransport
 from support.models import Factors
 from support.ranks import Case, bits, classified, net, train
 from support.reference import Partition, assert_bit_equal, decomposed, plain, threads
 from torch import nn
 
+from sparkdl.allreduce.messages import Problems
 from sparkdl.compute.local_store import LocalStore
-from sparkdl.exceptions import ModelError, NonFiniteError
+from sparkdl.compute.problems import LostPeer
+from sparkdl.exceptions import DataError, ModelError, NonFiniteError, TaskError
 from sparkdl.optim import LAMB, LARS, LBFGS, ClipByNorm
 from sparkdl.wire.codec import Int8, TopK
 
@@ -199,6 +201,34 @@ def test_every_point_of_a_group_at_which_a_rank_or_its_rows_are_lost(
         assert bits(found) == bits(undisturbed), point
         failed += found.transport.failed
     assert failed >= len(of.partitions)
+
+
+@pytest.mark.parametrize("exchange", EXCHANGES)
+@pytest.mark.parametrize(
+    ("lost", "error", "words"),
+    [
+        ("rows", DataError, "missing after 5 rebuilds"),
+        ("peers", TaskError, "in each of 5 attempts an executor was lost"),
+    ],
+    ids=["rows", "peers"],
+)
+def test_what_is_lost_in_each_of_five_attempts_ends_the_fit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exchange: Any, lost: str, error: Any, words: str
+) -> None:
+    run, attempts = InProcessTransport.run, []
+
+    def count(self: Any, group: Any) -> Any:
+        attempts.append(group)
+        found = run(self, group)
+        if lost == "rows":
+            return found
+        return replace(found, messages=[Problems([LostPeer(0, 1, "simulated", True)])], kept=None)
+
+    monkeypatch.setattr(InProcessTransport, "run", count)
+    faults = Faults(shuffle=False, lose_rows=float(lost == "rows"))
+    with pytest.raises(error, match=words):
+        train(case(exchange, (40, 25), iterations=3, group=3, faults=faults), tmp_path)
+    assert len(attempts) == 5
 
 
 @pytest.mark.parametrize("exchange", EXCHANGES)
