@@ -406,6 +406,17 @@ def test_moments_of_vectors_arrays_and_numbers(spark):
     np.testing.assert_allclose(found["m"], [[0], [1]])
 
 
+def test_what_is_no_failure_of_a_job_is_raised_as_it_is(spark, monkeypatch):
+    df = spark.createDataFrame([(1.0,)], ["x"])
+
+    def fail(*_):
+        raise ValueError("not of Spark")
+
+    monkeypatch.setattr(type(df), "agg", fail)
+    with pytest.raises(ValueError, match="^not of Spark$"):
+        fitting.moments(df, {"x": ()})
+
+
 def test_a_fit_sets_everything_of_the_model_and_leaves_the_estimator_alone(spark):
     module = Wide(outputs=3)
     before = {name: value.clone() for name, value in module.state_dict().items()}

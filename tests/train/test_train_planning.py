@@ -8,11 +8,13 @@ import tomllib
 from functools import partial
 from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from pyspark.errors import PySparkException
 from torch import nn
 
 from sparkdl import Dataset, Trainer
@@ -33,7 +35,7 @@ from sparkdl.train.planning.costs import Driver, moves, worth
 from sparkdl.train.planning.layers import profile_layers
 from sparkdl.train.planning.measured import Fit, Rehearsal
 from sparkdl.train.planning.model import Curve, Line, StepModel
-from sparkdl.train.planning.probe import MemoryWatch, look
+from sparkdl.train.planning.probe import MemoryWatch, executors_of, look
 from sparkdl.train.planning.profile import layer_events, parts_of
 from sparkdl.train.planning.rehearsal import Stage
 
@@ -455,6 +457,21 @@ def test_an_executor_is_its_jvm_and_the_python_processes_below_it(
     assert found.nbytes == (300 + 125) << 10
     cleared = {int(path.parent.name): path.read_text() for path in tmp_path.glob("[0-9]*/clear_refs")}
     assert cleared == dict.fromkeys((own, daemon, other), "5")  # which proc(5) gives for the peak
+
+
+def test_a_job_that_fails_tells_of_no_executor_and_anything_else_is_an_error() -> None:
+    told: list[Any] = []
+
+    def access(error: Exception) -> Any:
+        def run(task: Any) -> Any:
+            raise error
+
+        return SimpleNamespace(describe=told.append, run_everywhere=run)
+
+    assert executors_of(access(PySparkException("the job failed"))) == []
+    with pytest.raises(ValueError, match="^not of Spark$"):
+        executors_of(access(ValueError("not of Spark")))
+    assert told[1::2] == [None, None]  # what the job was called goes whatever comes
 
 
 # -- elastic="plan" ---------------------------------------------------------------------------------------
