@@ -24,6 +24,7 @@ from sparkdl.train.groups import Ahead, Epochs, Forecast
 from sparkdl.train.hooks.base import Hook
 from sparkdl.train.hooks.calls import HookCalls
 from sparkdl.train.keyed import Counters
+from sparkdl.train.options.averaging import kind_of
 from sparkdl.train.options.elastic import Elastic, PartitionWatch
 from sparkdl.train.options.stragglers import Deadlines
 from sparkdl.train.passes.validator import Validator
@@ -109,6 +110,7 @@ class Loop:
         The schedule is taken through all that happened until then, so that it need not be saved.
         """
         run, state = self.run, point.state
+        point = point.averaged_by(run.config.averaging)
         scores = self._validator.monitored(point.history.validations)
         epochs = [*point.history.column("epoch"), state.epoch + 1]
         if point.unfinished is not None:  # the schedule learns of the epoch's end when it is made up for
@@ -171,6 +173,7 @@ class Loop:
             kept=frames,
             average_buffers=self.model.average_buffers,
             averaged=self._averaged,
+            averaging=kind_of(run.config.averaging),
             history=run.history,
             scores=run.scores,
             setting=self._setting(),

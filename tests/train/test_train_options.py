@@ -314,6 +314,29 @@ def test_swa_averages_the_ends_of_epochs(data: Dataset) -> None:
     assert relative_error(result.module, average.module) < 1e-6
 
 
+class Masked(nn.Module):
+    """Scores pixels, of which a mask of minus infinity leaves some out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scores = nn.Linear(64, 64)
+        self.register_buffer("mask", torch.where(torch.arange(64) % 3 == 0, -torch.inf, 0.0))
+        self.head = nn.Linear(64, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.head((self.scores(x) + self.mask).softmax(1) * x)
+        return found
+
+
+@pytest.mark.parametrize("averaging", [EMA(0.9), SWA(start_epoch=1)], ids=["ema", "swa"])
+def test_buffers_of_infinity_are_averaged_as_they_are(split: Dataset, averaging: Any) -> None:
+    torch.manual_seed(0)
+    module = Masked()
+    result = trainer(copy.deepcopy(module), averaging=averaging).fit(split, validation=split)
+    assert torch.equal(result.module.mask, module.mask)  # type: ignore[arg-type]
+    assert np.isfinite(result.scores["val/loss"])
+
+
 # -- freezing ---------------------------------------------------------------------------------------
 
 

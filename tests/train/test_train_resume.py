@@ -18,12 +18,23 @@ from support.no_jvm import with_jvm
 from support.reference import assert_bit_equal, relative_error
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
+from torch.optim.swa_utils import AveragedModel
 from torchmetrics.classification import MulticlassAccuracy
 
 from sparkdl import Dataset, Trainer
 from sparkdl.exceptions import ConfigError
 from sparkdl.optim import LAMB, LBFGS, ClipByNorm, ParamGroup
-from sparkdl.train import EMA, SWA, EveryIterations, Hook, MaxIteration, PerIteration, Run
+from sparkdl.train import (
+    EMA,
+    SWA,
+    EveryIterations,
+    Hook,
+    MaxIteration,
+    PerIteration,
+    Run,
+    latest,
+    load_weights,
+)
 from sparkdl.train import Checkpoint as AnyCheckpoint
 
 Checkpoint = partial(AnyCheckpoint, at_end=False)  # test_train_ending.py has the run's end
@@ -92,6 +103,39 @@ def test_another_number_of_shards_goes_on(data: Dataset, tmp_path: Path) -> None
     trainer(tmp_path / "b", 10, averaging=EMA(0.9), num_shards=3).fit(data)
     result = trainer(tmp_path / "b", 14, averaging=EMA(0.9), num_shards=2).fit(data, resume=True)
     assert_bit_equal(result.module, straight.module)
+
+
+@pytest.mark.parametrize("exchange", ["replicated", "sharded", "driver"])
+def test_a_run_that_goes_on_without_an_average_has_none(data: Dataset, tmp_path: Path, exchange: Any) -> None:
+    """What is validated and saved is what is trained, also BatchNorm's statistics."""
+    trainer(tmp_path, 8, averaging=EMA(0.99), exchange=exchange).fit(data)
+    hooks = [Checkpoint(str(tmp_path), every=EveryIterations(6))]
+    without = trainer(tmp_path, 12, exchange=exchange, hooks=hooks)
+    result = without.fit(data, validation=data, resume=True)
+    saved = Everything()
+    load_weights(latest(tmp_path) or "", saved)
+    assert_bit_equal(saved, result.module)
+    assert result.scores["val/loss"] == pytest.approx(without.evaluate(data)["loss"])
+    assert result.unaveraged is None
+
+
+@pytest.mark.parametrize("before", [{}, {"averaging": EMA(0.9)}], ids=["none", "ema"])
+def test_another_average_begins_anew(data: Dataset, tmp_path: Path, before: dict[str, Any]) -> None:
+    """The mean of the ends of epochs has no part of a moving average."""
+    trainer(tmp_path, 9, **before).fit(data)
+    ends: list[nn.Module] = []
+
+    class Keep(Hook):
+        def on_epoch_end(self, run: Run) -> None:
+            ends.append(run.trained_module())
+
+    hooks = [Checkpoint(str(tmp_path)), Keep()]
+    result = trainer(tmp_path, 20, averaging=SWA(start_epoch=1), hooks=hooks).fit(data, resume=True)
+    mean = AveragedModel(ends[0], use_buffers=True)
+    for module in ends:
+        mean.update_parameters(module)
+    assert len(ends) == 3
+    assert relative_error(result.module, mean.module) < 1e-6
 
 
 def test_other_partitions_go_on_at_an_epochs_border(spark: Any, tmp_path: Path) -> None:

@@ -249,10 +249,7 @@ def weighted_drift(start: Array, parts: Sequence[WeightedPart]) -> Array:
     first = np.array(ordered[0].array)
     result = first.copy()
     for part in ordered[1:]:
-        # Where equal, also where both are infinite, there is no difference to add.
-        drift = np.zeros_like(first)
-        np.subtract(part.array, first, out=drift, where=part.array != first)
-        result += drift * result.dtype.type(part.weight / total)
+        result += _difference(part.array, first) * result.dtype.type(part.weight / total)
     return result
 
 
@@ -262,5 +259,12 @@ def average_buffers(before: Array | None, buffers: Array, weight: float) -> Arra
         return before
     if before is None or weight == 1.0:
         return buffers
-    average: Array = before + before.dtype.type(weight) * (buffers - before)
+    average: Array = before + before.dtype.type(weight) * _difference(buffers, before)
     return average
+
+
+def _difference(after: Array, before: Array) -> Array:
+    """Return what has been added; nothing where both are equal, also where both are infinite."""
+    drift = np.zeros_like(before)
+    np.subtract(after, before, out=drift, where=after != before)
+    return drift

@@ -26,6 +26,7 @@ from sparkdl.train.checkpoint.setting import (
     without_checksums,
 )
 from sparkdl.train.history import History
+from sparkdl.train.options.averaging import Averaging, kind_of
 from sparkdl.train.state import TrainState
 from sparkdl.wire import frame
 from sparkdl.wire.frame import Array, under
@@ -46,6 +47,7 @@ class ResumePoint:
         kept: per shard, the frames that stay with it: optimizer state, averaged weights.
         average_buffers: averaged buffers, if weights are averaged.
         averaged: how many iterations have entered the average.
+        averaging: by what, the name of a class; empty without an average, or if an earlier release wrote it.
         history: rows and validations so far.
         scores: latest value of each metric.
         setting: what must be the same to go on: see :func:`~sparkdl.train.checkpoint.setting.setting_of`.
@@ -75,6 +77,7 @@ class ResumePoint:
     batch_size: int
     learning_rate_scale: float = 1.0
     frozen: frozenset[str] = frozenset()
+    averaging: str = ""
     first: int = 0
     slot: int = 0
     hooks: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -104,6 +107,7 @@ class ResumePoint:
         meta = {
             "state": asdict(self.state),
             "averaged": self.averaged,
+            "averaging": self.averaging,
             "scores": dict(self.scores),
             "validations": [dict(row) for row in self.history.validations],
             "setting": self.setting,
@@ -145,6 +149,7 @@ class ResumePoint:
             kept=kept,
             average_buffers=arrays.get("average_buffers"),
             averaged=_count(meta["averaged"]),
+            averaging=str(meta.get("averaging", "")),
             history=history,
             scores={str(name): float(value) for name, value in meta["scores"].items()},
             setting=_setting(meta["setting"]),
@@ -189,6 +194,16 @@ class ResumePoint:
         return replace(
             self, state=state, setting=setting, scores={}, first=0, slot=0, hooks={}, unfinished=None
         )
+
+    def averaged_by(self, averaging: Averaging | None) -> ResumePoint:
+        """Return the point from which a run goes on that averages in this way: without an average of another.
+
+        The mean of some weights is no moving average of them, and a run without an average has none.
+        """
+        kind = kind_of(averaging)
+        if kind and self.averaging in ("", kind):
+            return self
+        return replace(self, averaged=0, average_buffers=None, averaging=kind)
 
     def check(self, setting: Mapping[str, Any]) -> None:
         """Check that a run with a setting can go on from here.

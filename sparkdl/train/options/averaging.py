@@ -100,3 +100,8 @@ class SWA(Averaging):
         """Return 1 / (count + 1) at the chosen moments, else 0."""
         chosen = state.epoch >= self.start_epoch and self.every(previous, state)
         return 1.0 / (count + 1) if chosen else 0.0
+
+
+def kind_of(averaging: Averaging | None) -> str:
+    """Return the name of a way to average, which a checkpoint keeps; empty for none."""
+    return "" if averaging is None else type(averaging).__name__
