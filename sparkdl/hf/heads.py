@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -22,6 +22,15 @@ _OPTIONS = frozenset(
     )
 )
 """Options of generation that are plain numbers; others name files, code or functions."""
+
+_OF_ALL_TOKENS = {
+    "repetition_penalty": 1.0,
+    "no_repeat_ngram_size": 0,
+    "encoder_repetition_penalty": 1.0,
+    "encoder_no_repeat_ngram_size": 0,
+    "min_length": 0,
+}
+"""Options that look at all tokens of a row, also those that only fill it up; and what changes nothing."""
 
 
 class Embedder(nn.Module):
@@ -115,15 +124,30 @@ class Generator(nn.Module):
         model: Any = self.model
         mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
         options = {"do_sample": False, "pad_token_id": self._padding(), **self.options}
-        alone = not model.config.is_encoder_decoder
-        if alone:
+        if not model.config.is_encoder_decoder:
             input_ids, mask = _to_the_right(input_ids, mask, options["pad_token_id"])
-            if options.get("num_beams", 1) == 1:
-                options["past_key_values"] = shared_prefix(model, input_ids, mask)
-        if not options["do_sample"]:
+        seeds = seeds_of(input_ids, mask, self.seed) if options["do_sample"] else None
+        if not any(self._setting(name, nothing) != nothing for name, nothing in _OF_ALL_TOKENS.items()):
+            return self._continued(input_ids, mask, options, seeds)
+        input_ids, mask = _to_the_right(input_ids, mask, options["pad_token_id"])
+        lengths = (mask != 0).sum(dim=1).clamp(min=1)
+        rows = input_ids.new_empty(len(input_ids), self.max_new_tokens)
+        for length in sorted(set(lengths.tolist())):  # padding would count as tokens of the text
+            some = (lengths == length).nonzero()[:, 0]
+            own = None if seeds is None else [seeds[n] for n in some.tolist()]
+            rows[some] = self._continued(input_ids[some, -length:], mask[some, -length:], options, own)
+        return rows
+
+    def _continued(
+        self, input_ids: Tensor, mask: Tensor, options: Mapping[str, Any], seeds: Sequence[int] | None
+    ) -> Tensor:
+        """Return the new tokens of some texts, filled up."""
+        model, beams, options = self.model, self._setting("num_beams", 1), dict(options)
+        if beams == 1 and not model.config.is_encoder_decoder:  # type: ignore[union-attr]
+            options["past_key_values"] = shared_prefix(model, input_ids, mask)
+        if seeds is None:
             return self._filled(self._generated(input_ids, mask, **options), options["pad_token_id"])
-        seeds = seeds_of(input_ids, mask, self.seed)
-        if options.get("num_beams", 1) == 1:
+        if beams == 1:
             found = self._generated(input_ids, mask, **sampled(model, options, seeds, self.max_new_tokens))
             return self._filled(found, options["pad_token_id"])
         rows = []
@@ -134,9 +158,16 @@ class Generator(nn.Module):
             rows.append(self._filled(found, options["pad_token_id"]))
         return torch.cat(rows)
 
+    def _setting(self, name: str, nothing: Any) -> Any:
+        """Return an option of generation, which may be the model's own; ``nothing`` if it is not set."""
+        own = getattr(getattr(self.model, "generation_config", None), name, None)
+        found = self.options.get(name, own)
+        return nothing if found is None else found
+
     def _generated(self, input_ids: Tensor, mask: Tensor, **options: Any) -> Tensor:
         """Return the new tokens."""
         model: Any = self.model
+        options |= {"num_return_sequences": 1, "return_dict_in_generate": False}
         found: Tensor = model.generate(
             input_ids=input_ids, attention_mask=mask, max_new_tokens=self.max_new_tokens, **options
         )

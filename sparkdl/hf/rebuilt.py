@@ -7,6 +7,7 @@ fetched; see :mod:`sparkdl.hf.checked`.
 from __future__ import annotations
 
 import enum
+import math
 import warnings
 from collections.abc import Mapping
 from contextlib import contextmanager
@@ -142,6 +143,7 @@ def _describe_adapted(module: Any) -> Description:
             code="config-source",
         )
     config = module.peft_config[_ADAPTER]
+    _check_as_built(module, bool(getattr(config, "use_rslora", False)))
     defaults = type(config)().to_dict()
     values = {
         name: value
@@ -156,6 +158,41 @@ def _describe_adapted(module: Any) -> Description:
     adapter = _json(values)
     check_adapter(adapter)
     return Description(adapted, {"model": _describe_model(module.get_base_model()), "adapter": adapter})
+
+
+def _check_as_built(module: Any, rooted: bool) -> None:
+    """Check that adapters are beside their base, take part, and have the scale of their configuration.
+
+    A model that is built again has them so.
+
+    Args:
+        module: the model.
+        rooted: whether scales are divided by the root of the rank (rsLoRA).
+    """
+    found = ""
+    for layer in module.modules():
+        if getattr(layer, "merged", False) is True:
+            found = "merged into the base: unmerge_adapter() first, or save what merge_and_unload() returns"
+        elif getattr(layer, "disable_adapters", False) is True:
+            found = "disabled: enable_adapter_layers() first, or save what unload() returns"
+        elif _is_scaled(layer, rooted):
+            found = (
+                "scaled by another factor than their configuration says: save what merge_and_unload() returns"
+            )
+        if found:
+            raise ConfigError(
+                f"{type(module).__name__} cannot be saved while its adapters are {found}",
+                code="config-source",
+            )
+
+
+def _is_scaled(layer: Any, rooted: bool) -> bool:
+    scales, ranks = getattr(layer, "scaling", None), getattr(layer, "r", None)
+    alphas = getattr(layer, "lora_alpha", getattr(layer, "alpha", None))
+    if not all(isinstance(each, Mapping) and _ADAPTER in each for each in (scales, ranks, alphas)):
+        return False
+    rank = math.sqrt(ranks[_ADAPTER]) if rooted else ranks[_ADAPTER]  # type: ignore[index]
+    return not math.isclose(scales[_ADAPTER], alphas[_ADAPTER] / rank, rel_tol=1e-6)  # type: ignore[index]
 
 
 def _class_of(architecture: str) -> type[nn.Module]:

@@ -16,10 +16,13 @@ from torch import Tensor
 _numbers: ContextVar[NDArray[np.int64] | None] = ContextVar("sparkdl row numbers", default=None)
 _WARPERS = {
     "temperature": ("TemperatureLogitsWarper", 1.0),
+    "top_h": ("TopHLogitsWarper", None),
     "top_k": ("TopKLogitsWarper", 0),
     "top_p": ("TopPLogitsWarper", 1.0),
     "min_p": ("MinPLogitsWarper", None),
     "typical_p": ("TypicalLogitsWarper", 1.0),
+    "epsilon_cutoff": ("EpsilonLogitsWarper", 0.0),
+    "eta_cutoff": ("EtaLogitsWarper", 0.0),
 }
 """Options that change the odds, in the order of transformers, with its classes and what changes nothing."""
 

@@ -48,6 +48,47 @@ def test_padded_texts_continue_as_they_do_alone(make: Any) -> None:
             assert row.tolist() == [*alone.tolist(), *[0] * (6 - len(alone))]
 
 
+@pytest.mark.parametrize(
+    "options",
+    [{"repetition_penalty": 1e6}, {"no_repeat_ngram_size": 1}, {"num_beams": 2, "no_repeat_ngram_size": 1}],
+    ids=str,
+)
+def test_tokens_that_fill_a_row_up_are_none_of_the_text(options: dict[str, Any]) -> None:
+    """The token of the padding may follow, as where a model has no other than its end for that."""
+    model = llama().eval()
+    given = {"max_new_tokens": 4, "do_sample": False, "eos_token_id": None}
+    alone = [
+        model.generate(input_ids=torch.tensor([row]), pad_token_id=0, **given, **options)[
+            0, len(row) :
+        ].tolist()
+        for row in (*ROWS, ROWS[1])
+    ]
+    padding = alone[1][0]
+    assert padding not in ROWS[1]
+    ids = torch.tensor([*IDS.tolist(), IDS[1].tolist()])
+    with torch.no_grad():
+        found = Generator(model, 4, {**options, "pad_token_id": padding})(ids, (ids != 0).long())
+    assert found.tolist() == alone
+    model.generation_config.update(**options)
+    with torch.no_grad():
+        assert Generator(model, 4, {"pad_token_id": padding})(ids, (ids != 0).long()).tolist() == alone
+
+
+def test_a_models_own_settings_of_generation_count() -> None:
+    """Several sequences are not asked for; beams share no cache; a cutoff leaves the likeliest token."""
+    model = llama().eval()
+    ids = torch.tensor([[2, *[5] * 20, 7], [2, *[5] * 20, 9]])
+    with torch.no_grad():
+        expected = Generator(model, 4, {"num_beams": 3})(ids)
+        model.generation_config.update(num_beams=3, num_return_sequences=2, return_dict_in_generate=True)
+        assert torch.equal(Generator(model, 4)(ids), expected)
+        sampled = Generator(model, 4, {"do_sample": True})(ids)
+        assert torch.equal(Generator(model, 4, {"do_sample": True, "num_beams": 3})(ids), sampled)
+        cut = llama().eval()
+        cut.generation_config.epsilon_cutoff = 0.999
+        assert torch.equal(Generator(cut, 4, {"do_sample": True})(ids), Generator(llama().eval(), 4)(ids))
+
+
 def other(kind: str, **options: Any) -> Any:
     """Return a small causal model of another family."""
     import transformers

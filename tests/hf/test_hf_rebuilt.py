@@ -18,6 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.hf import bert, llama, lora
 from support.mutations import damaged_value
+from torch import nn
 
 from sparkdl.exceptions import ConfigError, SparkdlError
 from sparkdl.hf.heads import Embedder, Generator
@@ -52,6 +53,49 @@ def through_a_file(module: Any) -> Any:
     assert code is None
     info = json.loads(json.dumps(info))
     return content.build(info, "test", write(module)).module
+
+
+def scaled(model: Any) -> None:
+    for layer in model.modules():
+        if hasattr(layer, "set_scale"):
+            layer.set_scale("default", 3.0)
+
+
+@pytest.mark.parametrize(
+    ("change", "back", "expected"),
+    [
+        (lambda m: m.merge_adapter(), lambda m: m.unmerge_adapter(), "merged into the base"),
+        (
+            lambda m: m.base_model.disable_adapter_layers(),
+            lambda m: m.base_model.enable_adapter_layers(),
+            "disabled",
+        ),
+        (scaled, None, "scaled by another factor"),
+    ],
+)
+def test_adapters_that_would_come_back_otherwise_are_refused(change: Any, back: Any, expected: str) -> None:
+    """Built again they are beside their base, take part, and have the scale of their configuration."""
+    module = lora(llama(), use_rslora=True, lora_alpha=5).eval()
+    for name, parameter in module.named_parameters():
+        if "lora_B" in name:
+            nn.init.normal_(parameter)
+    ids = torch.tensor([[2, 7, 8, 9, 3]])
+    through_a_file(module)
+    change(module)
+    with torch.no_grad():
+        now = module(input_ids=ids).logits
+    with pytest.raises(ConfigError, match=f"cannot be saved while its adapters are {expected}"):
+        describe(module)
+    assert ModuleSource.of_instance(module) is None
+    if back is not None:
+        back(module)
+    else:  # another way to have what it gives now
+        module = module.merge_and_unload()
+    with torch.no_grad():
+        found = through_a_file(module).eval()(input_ids=ids).logits
+        torch.testing.assert_close(found, module(input_ids=ids).logits, rtol=1e-4, atol=1e-4)
+    if expected != "disabled":
+        torch.testing.assert_close(found, now, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(
