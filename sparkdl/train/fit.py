@@ -268,7 +268,7 @@ class Fit:
             epochs = Epochs(data)
             if point is not None:
                 point = point.on_new_rows(sum(epochs.store.rows)) if rows == "new" else point
-                point.check(recipe.setting(epochs.store.partitions))
+                point.check(recipe.setting(epochs.store.partitions, data.plan))
             run = self._seen_by_hooks(
                 recipe, epochs, f"{monitor.set}/{monitor.score}" if monitor is not None else ""
             )
@@ -280,7 +280,7 @@ class Fit:
                 schedule=schedule,
                 validator=Validator(run, evaluator, sets, monitor, schedule),
                 hooks=hooks,
-                setting=lambda: recipe.setting(epochs.store.partitions),
+                setting=lambda: recipe.setting(epochs.store.partitions, data.plan),
             )
             run.follow(loop)
             ship.release_model = loop.release

@@ -19,7 +19,7 @@ from sparkdl.allreduce.kept import Snapshot
 from sparkdl.allreduce.update.shard import reductions
 from sparkdl.compute.local_steps import InnerRule
 from sparkdl.compute.spec import FitSpec
-from sparkdl.data.columns import Structure
+from sparkdl.data.columns import Structure, TablePlan
 from sparkdl.data.dataset import Dataset
 from sparkdl.data.store.partition import Token
 from sparkdl.exceptions import ConfigError, ModelError
@@ -215,7 +215,7 @@ class Recipe:
             elastic=config.elastic is not None,
         )
 
-    def setting(self, tokens: Sequence[Token]) -> dict[str, Any]:
+    def setting(self, tokens: Sequence[Token], plan: TablePlan) -> dict[str, Any]:
         """Return what must be the same for another run to go on from a checkpoint of this one."""
         config, tables = self.config, rules_of(self.module)
         setting = setting_of(
@@ -231,6 +231,7 @@ class Recipe:
         )
         stale = asdict(self.rule.staleness) if self.rule.staleness is not None else None
         added = {"tables": tables, "staleness": stale}
+        setting["columns"] = {column.key: column.source for column in plan.columns}
         setting |= checksums(tokens)
         return setting | {name: value for name, value in added.items() if value is not None}
 

@@ -7,6 +7,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pandas as pd
 import pytest
 import torch
 from support.data import digits
@@ -118,6 +120,52 @@ def test_scores_of_old_rows_do_not_count(spark: Any, tmp_path: Path) -> None:
     assert second.state.best_score == second.scores["val/loss"] > first.scores["val/loss"]
     assert second.state.stale == 0
     assert second.state.validations == 7
+
+
+class Distance(nn.Module):
+    """Takes two columns by position, which mean different things."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(1, 1), nn.Linear(1, 1)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = (self.first(x.unsqueeze(1)) - self.second(y.unsqueeze(1))).squeeze(1)
+        return found
+
+
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [
+        (
+            {"features": ["b", "a"], "label": "c"},
+            "'b' is features_0 now and was features_1; 'a' is features_1",
+        ),
+        ({"features": ["a", "c"], "label": "b"}, "'c' is features_1 now and was label; 'b' is label now"),
+        ({"features": ["a", "b"], "label": "d", "weight": "c"}, ""),
+        ({"features": ["d", "b"], "label": "c"}, ""),
+    ],
+    ids=["swapped", "label", "weight", "renamed"],
+)
+def test_columns_in_another_order_are_refused(spark: Any, tmp_path: Path, given: Any, found: str) -> None:
+    """Nothing else tells them: they have the same types. Columns of other names may be the same ones."""
+    table = pd.DataFrame(np.random.default_rng(0).normal(size=(60, 4)) ** 2, columns=[*"abcd"]).astype("f4")
+
+    def fit(resume: bool, **columns: Any) -> None:
+        loss = nn.MSELoss(reduction="none")
+        options = {"batch_size": 20, "progress": False, "hooks": [Checkpoint(str(tmp_path))]}
+        Trainer(Distance(), loss=loss, optimizer=ADAM, end_when=MaxEpoch(1), **options).fit(
+            table, resume=resume, rows="new" if resume else "same", **columns
+        )
+
+    fit(False, features=["a", "b"], label="c")
+    fit(True, features=["a", "b"], label="c")
+    if not found:
+        fit(True, **given)
+        return
+    with pytest.raises(ConfigError, match=f"those of the checkpoint in another order: {found}") as caught:
+        fit(True, **given)
+    assert caught.value.code == "config-resume"
 
 
 def test_mistakes(spark: Any, tmp_path: Path) -> None:

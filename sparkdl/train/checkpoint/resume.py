@@ -283,6 +283,9 @@ def _setting(setting: Any) -> dict[str, Any]:
             _count(count)
     for rows in setting["partitions"]:
         _count(rows)
+    for place, column in setting.get("columns", {}).items():
+        if not isinstance(place, str) or not isinstance(column, str):
+            raise TypeError(f"a column {column!r:.40} at {place!r:.40}")
     return dict(setting)
 
 

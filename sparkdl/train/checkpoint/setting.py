@@ -14,7 +14,7 @@ from sparkdl.exceptions import ConfigError
 from sparkdl.wire.layout import ParamLayout
 
 _SUMS = ("positions", "contents", "values")
-_ADDED = ("dtype", "buffers", "optimizer", "inner_optimizer", *_SUMS)
+_ADDED = ("dtype", "buffers", "columns", "optimizer", "inner_optimizer", *_SUMS)
 """Entries that checkpoints of earlier releases lack."""
 _OTHER_ROWS = ", or go on with other rows by fit(..., resume=, rows='new')"
 _MOST = 4
@@ -78,6 +78,9 @@ def check_setting(then: Mapping[str, Any], now: Mapping[str, Any]) -> None:
         if name in _SUMS:
             _check_rows(name, then, now)
             continue
+        if name == "columns":
+            _check_columns(found or {}, value)
+            continue
         if name == "layout":
             raise _another_module(_layout_differences(found, value))
         if name == "buffers":
@@ -90,6 +93,26 @@ def check_setting(then: Mapping[str, Any], now: Mapping[str, Any]) -> None:
             f"with the same{(_grown(found, value) + _OTHER_ROWS) if name == 'rows' else ''}",
             code="config-resume",
         )
+
+
+def _check_columns(then: Mapping[str, str], now: Mapping[str, str]) -> None:
+    """Check that columns have the places that they had. Other names may be those of the same columns.
+
+    Places are features by number or by argument, label and weight.
+    """
+    if then.keys() != now.keys() or sorted(then.values()) != sorted(now.values()):
+        return
+    names = dict.fromkeys(name for place, name in now.items() if then[place] != name)
+    moved = [f"{name!r} is {_place(now, name)} now and was {_place(then, name)}" for name in names]
+    raise ConfigError(
+        f"resume: the columns are those of the checkpoint in another order: {'; '.join(moved[:_MOST])}. The "
+        "weights would see each in the place of another; give the columns as they were",
+        code="config-resume",
+    )
+
+
+def _place(columns: Mapping[str, str], name: str) -> str:
+    return " and ".join(place for place, column in columns.items() if column == name)
 
 
 def _check_rows(name: str, then: Mapping[str, Any], now: Mapping[str, Any]) -> None:
