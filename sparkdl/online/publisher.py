@@ -137,11 +137,18 @@ class Publisher:
             begun: of which moment of which run the module is; ``None`` if the run begins.
 
         Raises:
-            ConfigError: if the module cannot be saved without a pickle, or no model can be made of it; or if
-                the version that is served is of another run.
+            ConfigError: if the module cannot be saved without a pickle, or no model can be made of it, as
+                where a transform stands before it; or if the version that is served is of another run.
         """
         self.check_run(begun)
         if self._make is None:
+            if data.transform is not None:
+                raise ConfigError(
+                    "Publisher(model=None): the rows go through a transform before they enter the module, "
+                    "and a model of the module alone would be served without it. Say how to make a model "
+                    "that does the same: Publisher(path, lambda module: TorchModel.from_module(...)), of a "
+                    "module that begins with the transform"
+                )
             columns, structure = {c.key: c for c in data.plan.columns}, data.plan.features
             example = structure.assemble(data.peek())
             names = list(dict.fromkeys(columns[key].source for key in structure.keys))

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from support.data import digits
@@ -17,7 +18,7 @@ from torch import nn
 from torch.optim.lr_scheduler import StepLR
 from torchmetrics.classification import MulticlassAccuracy
 
-from sparkdl import Dataset, Trainer
+from sparkdl import Column, Dataset, Trainer
 from sparkdl.data import sampler
 from sparkdl.exceptions import ConfigError, DataError
 from sparkdl.ml import TorchModel
@@ -396,6 +397,39 @@ def test_advice_for_a_module_that_cannot_be_published(spark: Any, tmp_path: Path
         with pytest.raises(ConfigError, match=r"keep it there, self\.width = width in the constructor\. "):
             publisher.check(Forgets(10), data)
         publisher.check(Keeps(10), data)
+
+
+def halved(features: torch.Tensor) -> torch.Tensor:
+    return features / 2
+
+
+def test_a_model_without_the_transform_is_not_published(spark: Any, tmp_path: Path) -> None:
+    """Who serves it would give the module rows that it has never seen."""
+    given = {"spark": spark, "num_partitions": 1, "transform": halved}
+    with Dataset.from_numpy(X[:60], Y[:60], **given) as data:
+        online = OnlineTrainer(plain(), tmp_path / "a", publisher=Publisher(tmp_path / "models"))
+        with pytest.raises(ConfigError, match=r"Publisher\(model=None\): the rows go through a transform"):
+            online.learn(data, 0)
+        assert not (tmp_path / "a" / "commits").exists()
+        make = partial(TorchModel.from_module, example=X[:2], featuresCol="x")
+        online = OnlineTrainer(plain(), tmp_path / "a", publisher=Publisher(tmp_path / "models", make))
+        assert online.learn(data, 0)
+
+
+def test_a_stream_goes_on_with_its_columns_in_their_order(spark: Any, tmp_path: Path) -> None:
+    table = pd.DataFrame({"a": X[:40, 20], "b": X[:40, 30], "c": X[:40, 40]})
+
+    def learn(batch: int, *features: str) -> bool:
+        trainer = Trainer(
+            nn.Bilinear(1, 1, 1), loss=nn.MSELoss(), optimizer=ADAM, batch_size=20, progress=False
+        )
+        columns = [Column(name, (1,)) for name in features]
+        return OnlineTrainer(trainer, tmp_path).learn(table, batch, features=columns, label=Column("c", (1,)))
+
+    assert learn(0, "a", "b")
+    with pytest.raises(ConfigError, match="'b' is features_0 now and was features_1"):
+        learn(1, "b", "a")
+    assert learn(1, "a", "b")
 
 
 def test_mistakes(spark: Any, tmp_path: Path) -> None:
