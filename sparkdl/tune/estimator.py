@@ -12,6 +12,7 @@ from pyspark.sql import DataFrame
 
 from sparkdl.exceptions import ConfigError
 from sparkdl.ml.estimators.fits_torch import FitsTorch
+from sparkdl.ml.estimators.fitting import with_values
 from sparkdl.ml.estimators.sparsity import settled
 from sparkdl.ml.params.columns import value_of
 from sparkdl.ml.persistence.stored import explained
@@ -141,6 +142,9 @@ class TorchTuner(Estimator[Any], MLWritable, MLReadable[Any]):
             The estimator's model.
         """
         chosen: Any = _with_params(self.estimator, best.params).setMaxEpochs(best.epoch)
+        indicator = value_of(chosen, chosen.validationIndicatorCol)
+        if indicator and chosen.getHandleInvalid() != "error":  # the search had no rows of neither side
+            dataset = with_values(dataset, [indicator])
         for param in (chosen.validationFraction, chosen.validationIndicatorCol, chosen.earlyStoppingPatience):
             chosen.clear(param)
         return chosen.fit(dataset)

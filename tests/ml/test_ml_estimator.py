@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from pyspark.ml.feature import StringIndexer, VectorAssembler
+from pyspark.ml.functions import vector_to_array
 from pyspark.ml.linalg import Vectors
 from pyspark.sql import functions as F
 from torch import nn
@@ -581,6 +582,26 @@ def test_the_indicator_column_chooses_validation_rows(spark):
     model = est.fit(df)
     assert sum(model.summary.history.column("samples")) % 8 == 0
     assert model.summary.history.validations
+
+
+@pytest.mark.parametrize("table", [False, True], ids=["vectors", "table"])
+def test_rows_of_neither_side_are_refused_or_left_out(spark, table):
+    """Spark's own estimators leave them out."""
+    df = points(spark).selectExpr("*", "nullif(label, 1) = 0 as v")
+    df = df.withColumn("a", vector_to_array("features")[1])
+    sides = {row["v"]: row["count"] for row in df.groupBy("v").count().collect()}
+    columns = {"featuresCol": "features"} if not table else {"featuresCols": ["a"]}
+    est = TorchClassifier(validationIndicatorCol="v", maxEpochs=1, **columns)
+    with pytest.raises(
+        DataError, match=rf"column 'v' is null in {sides[None]} of \d+ rows, which are neither"
+    ):
+        est.fit(df)
+    for how in ("skip", "keep"):
+        model = est.copy({est.handleInvalid: how}).fit(df)
+        assert sum(model.summary.history.column("samples")) == sides[False]
+    assert (
+        sum(est.fit(df.fillna({"v": False})).summary.history.column("samples")) == sides[False] + sides[None]
+    )
 
 
 def test_validation_without_rows_is_told_from_training_without(spark):

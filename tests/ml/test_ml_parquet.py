@@ -30,7 +30,8 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> str:
         "features": pa.array(list(np.stack([n % 7, n % 5], 1).astype(np.float32))),
         "label": (n % 3).astype(float),
         "importance": 1 + n % 2,
-        "held": [None if each % 11 == 0 else each % 4 == 0 for each in n.tolist()],
+        "held": n % 4 == 0,
+        "side": [None if each % 11 == 0 else each % 4 == 0 for each in n.tolist()],
         "word": [f"v{each % 2}" for each in n],
         "day": n % 2,
     }
@@ -82,13 +83,15 @@ def test_rows_stay_in_their_files(spark: Any, table: str) -> None:
 def test_rows_are_held_out(spark: Any, table: str) -> None:
     df = spark.read.parquet(table)
     rows = df.toPandas()
-    held = rows["held"] == True  # noqa: E712 (null is not)
+    held = rows["held"]
     model = estimator(table, validationIndicatorCol="held").fit(df)
     assert close(model, by_torch(rows[~held]))
     x, y = np.stack(rows[held]["features"].to_numpy()), rows[held]["label"].to_numpy()
     with torch.no_grad():
         error = (model.module(torch.tensor(x))[:, 0].double().numpy() - y) ** 2
     assert model.summary.scores["val/loss"] == pytest.approx(error.mean(), rel=1e-5)
+    with pytest.raises(DataError, match=r"column 'side' is null in 37 of 400 rows"):
+        estimator(table, validationIndicatorCol="side").fit(df)
     model = estimator(table, validationFraction=0.25, earlyStoppingPatience=2).fit(df)
     assert "val/loss" in model.summary.scores
 

@@ -102,8 +102,7 @@ class FitsTorch(FitsModule, HasTrainingSetters, HasInputs):
         """Return Datasets of rows that stay in their files, which a stack releases."""
         if indicator := value_of(self, self.validationIndicatorCol):
             chosen = pc.field(indicator)
-            kept = ~chosen | chosen.is_null()
-            return stack.enter_context(read(filter=kept)), stack.enter_context(read(filter=chosen))
+            return stack.enter_context(read(filter=~chosen)), stack.enter_context(read(filter=chosen))
         data = stack.enter_context(read())
         if not (fraction := self.getValidationFraction()):
             return data, None
@@ -148,6 +147,10 @@ class FitsTorch(FitsModule, HasTrainingSetters, HasInputs):
         validation: DataFrame | None = None
         if indicator:
             train, validation = fitting.split_by_indicator(df, indicator, needed)
+            if self.getHandleInvalid() == "error":
+                fitting.check_sides(df, indicator)
+            else:
+                df = fitting.with_values(df, [indicator])
         elif (fraction := self.getValidationFraction()) and not path:
             df = df.select(*map(quoted, needed))
             train, validation = split_by_fraction(df, fraction, self.getSeed())

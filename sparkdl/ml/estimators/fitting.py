@@ -117,7 +117,7 @@ def with_values(df: DataFrame, names: Sequence[str]) -> DataFrame:
 
 
 def split_by_indicator(df: DataFrame, name: str, beside: Sequence[str] = ()) -> tuple[DataFrame, DataFrame]:
-    """Split rows into training and validation by a boolean column.
+    """Split rows into training and validation by a boolean column; rows where it is null are in neither.
 
     Args:
         df: the rows.
@@ -136,8 +136,27 @@ def split_by_indicator(df: DataFrame, name: str, beside: Sequence[str] = ()) -> 
             f"validation indicator column {name!r} has type {types[name]}: expected boolean", code="data-type"
         )
     check_repeats(df.select(*map(quoted, dict.fromkeys([*beside, name]))), side=name)
-    chosen = F.coalesce(quoted(name), F.lit(False))
+    chosen = quoted(name)
     return df.filter(~chosen), df.filter(chosen)
+
+
+def check_sides(df: DataFrame, name: str) -> None:
+    """Check that a column says of each row whether it validates.
+
+    Raises:
+        DataError: if it is null in some rows.
+    """
+    if not df.schema[name].nullable:
+        return
+    (row,) = df.agg(F.count_if(quoted(name).isNull()).alias("nulls"), F.count("*").alias("rows")).collect()
+    if row["nulls"]:
+        raise DataError(
+            f"validation indicator column {name!r} is null in {row['nulls']} of {row['rows']} rows, which "
+            "are neither for training nor for validation. Drop them, or give them a side, as "
+            f"F.coalesce({name!r}, F.lit(False)) does; handleInvalid='skip' leaves them out, as Spark's own "
+            "estimators do",
+            code="data-null",
+        )
 
 
 def classes_by_metadata(df: DataFrame, name: str) -> int | None:
