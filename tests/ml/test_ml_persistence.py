@@ -124,6 +124,18 @@ def test_estimators_come_back(spark: Any, tmp_path: Path) -> None:
     assert (read.getMaxEpochs(), read.getHyper("optimizer")) == (3, {"momentum": 0.9})
 
 
+def test_params_that_are_none_come_back(spark: Any, tmp_path: Path) -> None:
+    saved = TorchClassifier(weightCol=None, maxIter=None, thresholds=None, featuresCols=None)
+    saved.setHyper(limit=None).save(str(tmp_path / "estimator"))
+    read = TorchClassifier.load(str(tmp_path / "estimator"))
+    assert {p.name: value for p, value in read.extractParamMap().items()} == {
+        p.name: value for p, value in saved.extractParamMap().items()
+    }
+    model(cls=TorchClassificationModel, thresholds=None, featuresCols=None).save(str(tmp_path / "model"))
+    assert TorchClassificationModel.load(str(tmp_path / "model")).featuresNames() == ["features"]
+    assert Predictor.load(str(tmp_path / "model")).predict(np.zeros((2, 4), np.float32)).shape == (2, 3)
+
+
 @pytest.mark.parametrize("cls", [TorchEstimator, TorchClassifier, TorchRegressor])
 def test_estimators_keep_the_weights_of_a_built_module(spark: Any, tmp_path: Path, cls: Any) -> None:
     module = nn.Sequential(nn.Linear(4, 3))

@@ -138,7 +138,11 @@ def set_params(instance: Any, metadata: Mapping[str, Any], path: str) -> None:
     """
     with explained(path):
         instance._resetUid(metadata["uid"])
-        DefaultParamsReader.getAndSetParams(instance, dict(metadata))
+        values = metadata["paramMap"]
+        unset = {name: None for name, value in values.items() if value is None and instance.hasParam(name)}
+        others = {name: value for name, value in values.items() if name not in unset}
+        DefaultParamsReader.getAndSetParams(instance, {**metadata, "paramMap": others})
+        instance._set(**unset)  # as a caller may set them, which Spark's reader would convert
 
 
 @contextmanager
