@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from sparkdl.data.columns import quoted
 from sparkdl.data.schema import check_dataframe, check_unambiguous, same_names
 from sparkdl.exceptions import ConfigError, DataError
+from sparkdl.ml.stages.rowwise import find_field
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -30,6 +32,23 @@ def check_new(df: DataFrame, owner: str, **columns: str | None) -> None:
             raise DataError(
                 f"{owner}: {argument}={name!r} is in the DataFrame already; choose another name or drop it",
                 code="data-column",
+            )
+
+
+def check_no_nulls(df: DataFrame, owner: str, *names: str) -> None:
+    """Check that columns have no nulls, by a job if they may have some."""
+    from pyspark.sql import functions as F
+
+    names = tuple(name for name in names if find_field(df, owner, name).nullable)
+    if not names:
+        return
+    counts = df.agg(*(F.count_if(quoted(name).isNull()) for name in names)).collect()[0]
+    for name, nulls in zip(names, counts, strict=True):
+        if nulls:
+            raise DataError(
+                f"{owner}: column {name!r} is null in {nulls} rows; drop them first, for example with "
+                f"df.dropna(subset=[{name!r}])",
+                code="data-null",
             )
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from sparkdl.data.columns import quoted, tensor_metadata
 from sparkdl.exceptions import DataError
 from sparkdl.ml.stages.rowwise import find_field
-from sparkdl.recsys.checks import check_columns, check_integer, check_new
+from sparkdl.recsys.checks import check_columns, check_integer, check_new, check_no_nulls
 from sparkdl.recsys.splits import time_order
 
 if TYPE_CHECKING:
@@ -49,7 +49,8 @@ def with_history(
 
     Raises:
         ConfigError: if ``size`` cannot work.
-        DataError: naming the column that is missing, there already or of another type.
+        DataError: naming the column that is missing, there already or of another type; or of users or times
+            that are null, which are of nobody, or at no moment.
     """
     from pyspark.sql import Window
     from pyspark.sql import functions as F
@@ -66,6 +67,7 @@ def with_history(
             "and with_category make them",
             code="data-type",
         )
+    check_no_nulls(df, owner, user, time)
     ordered = Window.partitionBy(quoted(user)).orderBy(*time_order(user, item, time, seed))
     before = F.collect_list(quoted(item).cast("bigint"))
     if field.nullable:  # how many items came before numbers them, without those that are null

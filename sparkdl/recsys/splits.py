@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from sparkdl.data.columns import quoted
 from sparkdl.exceptions import ConfigError, DataError
-from sparkdl.recsys.checks import check_columns, check_integer
+from sparkdl.recsys.checks import check_columns, check_integer, check_no_nulls
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -43,7 +43,7 @@ def leave_last_out(
 
     Raises:
         ConfigError: if ``last`` cannot work.
-        DataError: naming the column that is missing.
+        DataError: naming the column that is missing, or of users or times that are null.
     """
     from pyspark.sql import Window
     from pyspark.sql import functions as F
@@ -51,6 +51,7 @@ def leave_last_out(
     owner, number, total = "leave_last_out", "sparkdl_number", "sparkdl_total"
     check_integer(owner, 1, last=last)
     check_columns(df, owner, user=user, item=item, time=time)
+    check_no_nulls(df, owner, user, time)
     of_user = Window.partitionBy(quoted(user))
     numbered = df.withColumn(
         number, F.row_number().over(of_user.orderBy(*time_order(user, item, time, seed)))

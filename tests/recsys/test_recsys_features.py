@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
+from pyspark.sql import functions as F
 from support.movielens import ratings
 
 from sparkdl.exceptions import ConfigError, DataError
@@ -115,6 +117,18 @@ def test_events_without_a_time_are_not_lost(spark: Any, how: dict[str, Any]) -> 
         split_by_time(df, **how)
     with pytest.raises(DataError, match="null in all rows"):
         split_by_time(df.where("time is null"), **how)
+
+
+@pytest.mark.parametrize("column", ["user", "time"])
+def test_events_of_nobody_or_at_no_moment_are_refused(spark: Any, column: str) -> None:
+    """All of nobody's would be of one user, and those at no moment before all others."""
+    df = spark.createDataFrame([("u", 1, 1), ("u", 2, 2), ("v", 3, 3)], "user string, item int, time int")
+    whole = df.withColumn(column, F.when(F.col("item") != 2, F.col(column)))
+    for make in (leave_last_out, partial(with_history, size=2)):
+        with pytest.raises(DataError, match=rf"column '{column}' is null in 1 rows; drop them") as caught:
+            make(whole)
+        assert caught.value.code == "data-null"
+    assert with_history(whole.dropna(), size=2).count() == 2
 
 
 def test_strict_histories_hold_earlier_moments_only(spark: Any) -> None:
