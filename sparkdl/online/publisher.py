@@ -138,16 +138,18 @@ class Publisher:
 
         Raises:
             ConfigError: if the module cannot be saved without a pickle, or no model can be made of it, as
-                where a transform stands before it; or if the version that is served is of another run.
+                where a transform or collate stands before it; or if the version that is served is of another
+                run.
         """
         self.check_run(begun)
         if self._make is None:
-            if data.transform is not None:
+            if data.transform is not None or data.collate is not None:
+                what = "a transform" if data.transform is not None else "collate"
                 raise ConfigError(
-                    "Publisher(model=None): the rows go through a transform before they enter the module, "
-                    "and a model of the module alone would be served without it. Say how to make a model "
-                    "that does the same: Publisher(path, lambda module: TorchModel.from_module(...)), of a "
-                    "module that begins with the transform"
+                    f"Publisher(model=None): the rows go through {what} before they enter the module, and a "
+                    "model of the module alone would be served without it. Say how to make a model that does "
+                    "the same: Publisher(path, lambda module: TorchModel.from_module(...)), of a module that "
+                    "begins with it"
                 )
             columns, structure = {c.key: c for c in data.plan.columns}, data.plan.features
             example = structure.assemble(data.peek())

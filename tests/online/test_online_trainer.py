@@ -19,7 +19,7 @@ from torch.optim.lr_scheduler import StepLR
 from torchmetrics.classification import MulticlassAccuracy
 
 from sparkdl import Column, Dataset, Trainer
-from sparkdl.data import sampler
+from sparkdl.data import Pad, sampler
 from sparkdl.exceptions import ConfigError, DataError
 from sparkdl.ml import TorchModel
 from sparkdl.online import OnlineTrainer, Publisher
@@ -414,6 +414,10 @@ def test_a_model_without_the_transform_is_not_published(spark: Any, tmp_path: Pa
         make = partial(TorchModel.from_module, example=X[:2], featuresCol="x")
         online = OnlineTrainer(plain(), tmp_path / "a", publisher=Publisher(tmp_path / "models", make))
         assert online.learn(data, 0)
+    table = pd.DataFrame({"x": list(X[:60]), "y": Y[:60]})
+    online = OnlineTrainer(plain(), tmp_path / "b", publisher=Publisher(tmp_path / "padded"))
+    with pytest.raises(ConfigError, match="the rows go through collate"):
+        online.learn(table, 0, features="x", label="y", collate=Pad(lengths=False))
 
 
 def test_a_stream_goes_on_with_its_columns_in_their_order(spark: Any, tmp_path: Path) -> None:
