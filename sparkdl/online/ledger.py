@@ -47,6 +47,15 @@ class Ledger:
         """Return whether a batch was learned already."""
         return batch <= (self.batch if stream == self.stream else self.others.get(stream, -1))
 
+    def elsewhere(self) -> Ledger:
+        """Return the ledger of another folder that begins with the checkpoint, of which no batch is its own.
+
+        A query keeps its id wherever its batches are learned. Without one batches are those of the folder,
+        and numbers begin anew.
+        """
+        named = {**self.others, self.stream: self.batch}
+        return Ledger(others={name: last for name, last in named.items() if name and last >= 0})
+
     def added(
         self, stream: str, batch: int, rows: int, iteration: int, scores: Mapping[str, float], keep: int
     ) -> Ledger:

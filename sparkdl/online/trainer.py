@@ -63,7 +63,9 @@ class OnlineTrainer:
         per_batch: when training on a batch ends, counted from its beginning (``MaxEpoch(1)``).
         publisher: writes versions for those who serve the model.
         begin: a checkpoint, or a folder of them, to begin with when ``folder`` has none yet: with the
-            optimizer's state, schedule and counters, which weights alone have not.
+            optimizer's state, schedule and counters, which weights alone have not. Batches that another
+            OnlineTrainer has learned there are not in the history; those of a stream with an id do not come
+            again.
         score: ``score(module, rows)`` returns scores of the rows of a batch by name, in place of loss and
             metrics; rows are what :meth:`learn` was given.
         mix: ``mix(rows, number)`` returns what to train on in place of a batch's rows: with a sample of
@@ -293,7 +295,7 @@ class OnlineTrainer:
         with self._busy:
             newest = latest(self._commits)
             point = self._point(newest)
-            ledger = ledger_of(point)
+            ledger = ledger_of(point) if newest is not None else ledger_of(point).elsewhere()
             learned = False
             if ledger.has(stream, batch):
                 _log.info("batch %d was learned already", batch)

@@ -227,6 +227,24 @@ def test_it_begins_where_a_fit_has_ended(spark: Any, tmp_path: Path) -> None:
     assert_bit_equal(online.module, expected.module)
 
 
+def test_a_folder_that_begins_with_anothers_checkpoint_has_batches_of_its_own(
+    spark: Any, tmp_path: Path
+) -> None:
+    first = OnlineTrainer(plain(), tmp_path / "a")
+    with rows(0, "plain", spark) as data, rows(3, "plain", spark) as more:
+        for number, stream_of in ((0, ""), (1, ""), (4, "query")):
+            assert first.learn(data, number, stream=stream_of)
+        second = OnlineTrainer(plain(), tmp_path / "b", begin=tmp_path / "a" / "commits")
+        assert not second.learn(more, 4, stream="query")
+        assert second.learn(more, 0)
+        straight = OnlineTrainer(plain(), tmp_path / "a")
+        straight.learn(more, 2)
+        assert not OnlineTrainer(plain(), tmp_path / "b").learn(more, 4, stream="query")
+    assert_bit_equal(second.module, straight.module)
+    assert [(row["batch"], row["rows"]) for row in second.history] == [(0, 179)]
+    assert second.scores() == second.scores(1) == straight.scores(1)
+
+
 def test_the_history_does_not_grow(spark: Any, tmp_path: Path) -> None:
     """Checkpoints keep the last rows; schedules go on all the same."""
     short = OnlineTrainer(plain(), tmp_path / "short", history=2)
