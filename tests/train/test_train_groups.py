@@ -39,8 +39,11 @@ from sparkdl.train import (
     PerIteration,
     Run,
     TrainState,
+    groups,
+    loop,
 )
 from sparkdl.train.groups import Ahead
+from sparkdl.train.recovery import Recovery
 from sparkdl.train.shipped import Shipped
 
 PARTS = partitioned([130, 0, 110])  # 4 iterations an epoch
@@ -350,6 +353,29 @@ def test_the_size_of_groups_adapts() -> None:
     ahead.run(Item(100), lambda most: [Item(101 + i) for i in range(most)])  # type: ignore
     assert recovery.sizes[-1] == 29
     assert ahead.lead > 0
+
+
+@pytest.mark.parametrize("size", [1, 3, 6])
+def test_iterations_of_a_group_have_equal_shares_of_its_seconds(
+    data: Dataset, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    now, run = [0.0], Recovery.run
+
+    def timed(self: Recovery, group: Any) -> Any:
+        now[0] += 0.25 + 0.5 * len(group)  # a job, and its steps
+        return run(self, group)
+
+    class Slow(Hook):
+        def on_iteration_end(self, run: Run) -> None:
+            now[0] += 2.0
+
+    monkeypatch.setattr(Recovery, "run", timed)
+    monkeypatch.setattr(groups, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(loop, "perf_counter", lambda: now[0])
+    result = fit(data, "replicated", iterations_per_job=size, end_when=MaxIteration(12), hooks=[Slow()])
+    assert result.history.column("seconds") == pytest.approx([0.25 / size + 0.5] * 12)
+    # What hooks take between iterations is in the run's time, and in that of no iteration.
+    assert result.state.seconds == pytest.approx(12 * (0.25 / size + 0.5) + 11 * 2.0)
 
 
 def step_of(*ranks: tuple[float, float]) -> Outcome:
