@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 
 import numpy as np
@@ -50,6 +51,18 @@ def test_agreement_with_torchmetrics(ranking, k):
     ]:
         expected = torch.stack([reference(p, t) for p, t in zip(preds, target, strict=True)]).mean()
         assert score(metric, preds, target) == pytest.approx(expected.item(), abs=1e-6)
+
+
+@pytest.mark.parametrize("rank", [1, 9, 10, 11, 12])
+def test_by_default_rankings_have_ten_places_but_those_of_means_all(rank):
+    preds, target = torch.arange(12, 0, -1.0)[None], torch.zeros(1, 12, dtype=torch.int64)
+    target[0, rank - 1] = 1
+    among = float(rank <= 10)
+    assert score(HitRatio(), preds, target) == among
+    assert score(Recall(), preds, target) == among
+    assert score(NDCG(), preds, target) == pytest.approx(among / math.log2(1 + rank))
+    assert score(MRR(), preds, target) == pytest.approx(1 / rank)
+    assert score(MAP(), preds, target) == pytest.approx(1 / rank)
 
 
 @settings(deadline=None, max_examples=30)

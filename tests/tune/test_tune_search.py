@@ -7,6 +7,7 @@ import math
 import random
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -33,7 +34,7 @@ from sparkdl.tune.running.journal import Journal, Rung
 from sparkdl.tune.running.search import Search
 from sparkdl.tune.sampling import Asker, sampler_of
 from sparkdl.tune.schedulers.halving import rungs_of
-from sparkdl.tune.schedulers.moves import Outline, Scheduler
+from sparkdl.tune.schedulers.moves import Go, Outline, Scheduler
 from sparkdl.tune.space import Space
 from sparkdl.tune.trial import Trial
 from sparkdl.wire import frame
@@ -177,6 +178,36 @@ def test_median_stopping_ends_trials_that_lag() -> None:
     assert max(epochs(made)) == 9
     best = max(made.trials, key=lambda trial: value_at(trial.params, 9))
     assert best.status == "finished"
+
+
+@pytest.mark.parametrize(("best", "expected"), [(0.49, "stop"), (0.5, Go(0, 3)), (0.9, Go(0, 3))])
+def test_the_median_is_that_of_what_others_had_on_average_by_the_same_epoch(
+    best: float, expected: Any
+) -> None:
+    scheduler = MedianStopping()
+    scheduler.begin(Outline(20, 9, SPACE, 0))
+    assert [scheduler.first(number) for number in range(3)] == [1, 1, 1]
+    values: list[dict[int, float]] = [
+        {1: best, 2: 0.1},  # its best value counts
+        {1: 0.2, 2: 0.4, 3: 5.0, 4: 5.0},  # what came later does not
+        {1: 0.1, 2: 0.9},
+        {1: 0.5, 2: 0.7},
+        {1: 9.0},  # is not there yet
+    ]
+    trials: list[Any] = [SimpleNamespace(number=n, epochs=max(v), values=v) for n, v in enumerate(values)]
+    assert scheduler.reported(trials[0], trials) == expected
+    # Three others are the fewest to compare with.
+    assert scheduler.reported(trials[0], trials[:3]) == Go(0, 3)
+    assert scheduler.reported(trials[0], trials[:4]) == expected
+
+
+def test_median_stopping_goes_on_by_rungs_until_the_last_epoch() -> None:
+    scheduler = MedianStopping(grace_period=20, rung=4)
+    scheduler.begin(Outline(20, 9, SPACE, 0))
+    assert scheduler.first(0) == 9
+    for done, until in ((1, 5), (5, 9), (7, 9)):
+        trial: Any = SimpleNamespace(number=2, epochs=done, values={done: 0.0})
+        assert scheduler.reported(trial, [trial]) == Go(2, until)
 
 
 def test_a_pruner_of_optuna_decides() -> None:
