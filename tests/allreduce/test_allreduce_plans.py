@@ -21,6 +21,7 @@ from support.reference import Partition, assert_bit_equal, decomposed, plain, th
 from torch import nn
 
 from sparkdl.allreduce.messages import Problems
+from sparkdl.allreduce.plans import replicated
 from sparkdl.compute.local_store import LocalStore
 from sparkdl.compute.problems import LostPeer
 from sparkdl.exceptions import DataError, ModelError, NonFiniteError, TaskError
@@ -181,6 +182,27 @@ def test_rows_of_tables_travel_alone(tmp_path: Path, exchange: Any, in_memory: b
 
     expected = train(of("driver"), tmp_path / "driver")
     assert bits(train(of(exchange), tmp_path / exchange)) == bits(expected)
+
+
+@pytest.mark.parametrize(
+    "dense",
+    [{"averaging": True}, {"combine": "adasum"}, {"local_steps": 2}, {}],
+    ids=["an average", "adasum", "local steps", "nothing"],
+)
+def test_what_concerns_all_weights_updates_rows_that_no_batch_has_touched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dense: Any
+) -> None:
+    """Tables travel as rows all the same, and their optimizer would leave the other ones as they are."""
+    packed = []
+    make = replicated.packed_optimizer
+    monkeypatch.setattr(replicated, "packed_optimizer", lambda *args: packed.append(args) or make(*args))
+
+    def of(which: Any, **more: Any) -> Case:
+        return Case(Factors(), pairs(), which, nn.MSELoss(), LAZY, **dense, **more)
+
+    expected = train(of("driver", num_shards=1), tmp_path / "driver")
+    assert bits(train(of("replicated"), tmp_path / "replicated")) == bits(expected)
+    assert bool(packed) is not bool(dense)
 
 
 # -- faults ---------------------------------------------------------------------------------------

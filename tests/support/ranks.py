@@ -133,6 +133,7 @@ def train(
     stateful = tried.stateful or case.staleness is not None
     if case.local_steps:
         inner = InnerRule(rule, layout, stateful)
+        layout = replace(layout, params=tuple(replace(param, group=0) for param in layout.params))
         tried = tried_optimizer(OptimizerSpec(partial(torch.optim.SGD, lr=1.0)), layout)
         rule, layout, stateful = UpdateRule(tried.spec), tried.layout, tried.stateful
     lazy, by_element = lazy_groups(rule.optimizer), sparse_groups(rule.optimizer)
