@@ -93,6 +93,33 @@ def test_inputs_by_name() -> None:
         assert {name: value.shape for name, value in found.items()} == {"score": (3,), "code": (3, 8)}
 
 
+class Masked(nn.Module):
+    """Takes a mask of any length."""
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        return input_ids.sum(1) + attention_mask.sum(1)
+
+
+@pytest.mark.parametrize(
+    ("mask", "says"),
+    [
+        (
+            [[1, 1], [1, 1]],
+            "row 0: input_ids has 3 values and attention_mask 2; expected one of the mask for",
+        ),
+        ([[1, 1, 1], [1, 1]], "row 1: input_ids has 3 values and attention_mask 2"),
+        ([[1, 1, 1], [1, 1, 0]], ""),
+    ],
+)
+def test_a_mask_is_as_long_as_its_tokens(mask: Any, says: str) -> None:
+    predict, tokens = Predictor(Masked()), [[1, 2, 3], [4, 5, 6]]
+    if says:
+        with pytest.raises(DataError, match=says):
+            predict(input_ids=tokens, attention_mask=mask)
+    else:
+        assert predict(input_ids=tokens, attention_mask=mask).tolist() == [9, 17]
+
+
 def test_a_signature_with_names() -> None:
     inputs = (TensorSpec((), "int64", "item"), TensorSpec((3,), "float32", "context"))
     predict = Predictor(TwoTowers(), Signature(inputs, ()))
