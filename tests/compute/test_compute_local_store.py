@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.peers import open_files
 
 from sparkdl.compute import local_store
 from sparkdl.compute.local_store import LocalStore, decode, encode, read_file, write_file
@@ -38,6 +39,17 @@ def test_what_is_written_is_read(folder: str, parts: list[bytes]) -> None:
     assert data is not None
     assert bytes(data) == b"".join(parts)
     assert os.listdir(folder) == ["file"]
+
+
+def test_no_file_stays_open_whether_it_is_written_or_not(folder: str) -> None:
+    write_file(f"{folder}/first", [b"1"])
+    os.mkdir(f"{folder}/taken")
+    before = open_files()
+    write_file(f"{folder}/second", [b"2"])
+    with pytest.raises(OSError, match="taken"):  # what cannot be replaced by a file
+        write_file(f"{folder}/taken", [b"3"])
+    assert not open_files() - before
+    assert sorted(os.listdir(folder)) == ["first", "second", "taken"]
 
 
 def test_files_are_private_whatever_the_umask(folder: str) -> None:
