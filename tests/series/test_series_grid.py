@@ -73,6 +73,24 @@ def test_what_is_no_frequency_is_an_error(text: Any) -> None:
         Frequency.of(text)
 
 
+@pytest.mark.parametrize(
+    ("text", "whole"),
+    [
+        *(("D", True), ("2W", True), ("M", True), ("Q", True), ("Y", True), ("24h", True), ("48h", True)),
+        *(
+            ("1440min", True),
+            ("86400s", True),
+            ("h", False),
+            ("12h", False),
+            ("36h", False),
+            ("90min", False),
+        ),
+    ],
+)
+def test_dates_tell_steps_apart_that_are_whole_days(text: str, whole: bool) -> None:
+    assert Frequency.of(text).whole_days is whole
+
+
 def test_seasons() -> None:
     assert [Frequency.of(t).season for t in ("h", "D", "W", "M", "Q", "Y", "3M", "1")] == [
         24,
