@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from sparkdl.compute.live_model import delete_outdated
+import pytest
+
+from sparkdl.compute.live_model import changes_to_keep, delete_outdated
 from sparkdl.compute.local_store import LocalStore
 from sparkdl.compute.start import ModelVersion, Start
 from sparkdl.data.store.manifest import Manifest
@@ -30,6 +32,23 @@ def test_the_last_changes_stay(tmp_path: Path) -> None:
     names = [f"0-{n}.change" for n in range(1, 15)]
     found = left(tmp_path, ModelVersion(0, 0), ModelVersion(0, 14), 5, *names)
     assert found == set(names[-6:])  # that to the version, and five before it
+
+
+@pytest.mark.parametrize("slots", range(1, 8))
+def test_processes_that_take_turns_find_all_changes_that_they_have_missed(tmp_path: Path, slots: int) -> None:
+    """Of changes of some rows each is needed; Spark gives a task to who has been idle for longest."""
+    keeps, start = changes_to_keep(slots, rows=True), ModelVersion(0, 0)
+    for made in range(1, 4 * slots):
+        version = ModelVersion(0, made)
+        there = left(tmp_path, start, version, keeps, version.part("change"))
+        had = max(0, made + 1 - slots)  # what the next process had when it ran last
+        assert {ModelVersion(0, n).part("change") for n in range(had + 1, made + 1)} <= there
+    assert len(there) <= slots + 2
+
+
+def test_whole_changes_need_none_before_them_and_nobody_keeps_many() -> None:
+    assert {changes_to_keep(slots, rows=False) for slots in (1, 8, 1000)} == {2}
+    assert 32 <= changes_to_keep(1000, rows=True) == changes_to_keep(32, rows=True) < 40
 
 
 def test_gradients_go_once_the_next_version_has_taken_them(tmp_path: Path) -> None:
