@@ -82,7 +82,7 @@ PARTS: Mapping[str, tuple[str, ...]] = {
         "sparkdl.compute.local_store:LocalStore.forget_all",
     ),
     "reports": (
-        "sparkdl.allreduce.plans.base:report",
+        "sparkdl.allreduce.plans.base:report_of",
         "sparkdl.allreduce.plans.replicated:combine_reports",
         "sparkdl.allreduce.plans.sharded:combine_reports",
         "sparkdl.compute.live_model:report",
