@@ -88,10 +88,8 @@ def test_warm_up_is_what_the_modes_need(
 
 
 def test_every_mode_names_its_transport() -> None:
-    assert {mode for mode, options in peers.SPARKDL.items() if options["transport"] == "direct"} == {
-        "direct",
-        "direct sharded",
-    }
+    direct = {mode for mode, options in peers.SPARKDL.items() if options["transport"] == "direct"}
+    assert direct == {"direct", "direct sharded", "direct local 8", "direct local 64"}
 
 
 def test_rounds_that_warm_up_are_not_counted_but_kept() -> None:

@@ -44,10 +44,11 @@ def test_rows_and_steps_are_counted(options: dict[str, object], steps: int) -> N
 
 
 def test_local_steps_are_compared_with_those_of_ddp() -> None:
-    times = {"ddp": 10.0, "ddp local 8": 3.0, "local 8": 2.0, "groups": 20.0}
+    times = {"ddp": 10.0, "ddp local 8": 3.0, "local 8": 2.0, "direct local 8": 1.0, "groups": 20.0}
     found = {row["mode"]: row for row in peers.table("mlp", 128, times)}
     assert found["local 8"]["ratio_to_ddp"] == 5.0
     assert found["local 8"]["ratio_to_ddp_local"] == 1.5
+    assert found["direct local 8"]["ratio_to_ddp_local"] == 3.0
     assert found["groups"]["ratio_to_ddp_local"] is None
     assert {row["rows_per_step"] for row in found.values()} == {128}
 

@@ -64,7 +64,7 @@ def test_files_of_a_fit(local: Path) -> None:
     LocalStore(f"{fit_folder('fit')}/model").leave("0-3", [b"weights"])
     files = LocalStore(f"{fit_folder('fit')}/partitions")
     PartitionState(files, 1, 0, 0).write([pack({"kind": "optimizer"}, {"momentum": np.ones(3)})])
-    PartitionState(files, 1, 1, 0).pass_on()
+    PartitionState(files, 1, 1, 0).pass_on(None)
     assert_private(local / "sparkdl-fits")
     forget_fit("fit")
     assert modes(local / "sparkdl-fits") == {".": "0o700"}

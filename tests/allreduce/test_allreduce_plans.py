@@ -244,7 +244,7 @@ def test_what_is_lost_in_each_of_five_attempts_ends_the_fit(
         found = run(self, group)
         if lost == "rows":
             return found
-        return replace(found, messages=[Problems([LostPeer(0, 1, "simulated", True)])], kept=None)
+        return replace(found, messages=[Problems([LostPeer(0, 1, "simulated", True)])], persisted=None)
 
     monkeypatch.setattr(InProcessTransport, "run", count)
     faults = Faults(shuffle=False, lose_rows=float(lost == "rows"))
