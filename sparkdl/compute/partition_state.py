@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from sparkdl.compute.local_store import LocalStore
 from sparkdl.wire import frame
 from sparkdl.wire.frame import Frame, Parts
-from sparkdl.wire.held import Held, Owned, Shared
+from sparkdl.wire.held import Held, held_frame
 
 FOLDER = "partitions"
 """Folder of these files among those of a fit."""
@@ -48,7 +48,7 @@ class PartitionState:
         if found is None:
             return None
         frames = [frame.unpack(one, writable=True) for one in found]
-        return {one.meta["kind"]: _held(one) for one in frames}
+        return {one.meta["kind"]: held_frame(one, mine=True) for one in frames}
 
     def write(self, frames: Sequence[Parts]) -> None:
         """Leave frames, one of each kind, for the next iteration; their arrays must not change afterwards."""
@@ -75,8 +75,3 @@ class PartitionState:
 
     def _name(self, iteration: int | str) -> str:
         return f"{self.partition}-{iteration}"
-
-
-def _held(message: Frame) -> Held[Frame]:
-    """Return a frame as owned if all of its memory can be written to."""
-    return Owned(message) if all(a.flags.writeable for a in message.arrays.values()) else Shared(message)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, get_args
 
 from sparkdl.data.store.manifest import changed_error
 from sparkdl.exceptions import DataError, ModelError, NonFiniteError
@@ -184,20 +184,7 @@ Fatal = ChangedPartition | BadRows | NonFiniteLoss | NonFiniteGradient | FailedM
 
 Problem = MissingPartition | LackingState | LostPeer | Fatal
 
-_BY_KIND: Mapping[str, type[Problem]] = {
-    cls.kind: cls
-    for cls in (
-        MissingPartition,
-        ChangedPartition,
-        LackingState,
-        LostPeer,
-        NonFiniteLoss,
-        NonFiniteGradient,
-        FailedModel,
-        BadRows,
-        LocalState,
-    )
-}
+_BY_KIND: Mapping[str, type[Problem]] = {cls.kind: cls for cls in get_args(Problem)}
 
 
 class ProblemError(Exception):

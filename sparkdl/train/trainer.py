@@ -276,10 +276,7 @@ class Trainer:
         with dataset_of(data, chosen, self._chosen, "evaluate") as rows:
             spec = recipe.spec(rows, module, self._label)
             check_metrics(serialize.dumps(spec, "the evaluation"), rows, metrics)
-            with (
-                shipped(rows.access, rows.store(), recipe.spec(rows, module, self._label)) as ship,
-                ship.evaluator(config) as evaluator,
-            ):
+            with shipped(rows.access, rows.store(), spec) as ship, ship.evaluator(config) as evaluator:
                 return evaluator.run(rows, ship.weights.publish(), f"sparkdl evaluate {self.name}")
 
     def predict(

@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar
 import torch
 
 from sparkdl.wire import buffers
-from sparkdl.wire.frame import Array
+from sparkdl.wire.frame import Array, Frame
 
 T = TypeVar("T")
 
@@ -47,6 +47,12 @@ def own_tensor(array: Held[Array]) -> torch.Tensor:
 def held(array: Array, *, mine: bool) -> Held[Array]:
     """Return an array as owned if it is the caller's and its memory can be written to."""
     return Owned(array) if mine and array.flags.writeable else Shared(array)
+
+
+def held_frame(message: Frame, *, mine: bool) -> Held[Frame]:
+    """Return a frame as owned if it is the caller's and all of its memory can be written to."""
+    writable = all(array.flags.writeable for array in message.arrays.values())
+    return Owned(message) if mine and writable else Shared(message)
 
 
 def tensor_of(array: Array) -> torch.Tensor:

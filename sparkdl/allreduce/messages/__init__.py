@@ -7,7 +7,7 @@ Small values lie in the frame's header, vectors are its arrays; neither encoding
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TypeVar
+from typing import TypeVar, get_args
 
 from sparkdl.allreduce.messages.step import (
     Average,
@@ -76,27 +76,7 @@ Message = (
     | Together
 )
 
-_BY_KIND: Mapping[str, type[Message]] = {
-    cls.kind: cls
-    for cls in (
-        Shard,
-        Report,
-        Reports,
-        Problems,
-        UpdatedShard,
-        Partials,
-        Totals,
-        State,
-        Average,
-        Master,
-        GroupReport,
-        WantedRows,
-        FoundRows,
-        RowGradients,
-        OwnedRows,
-        Together,
-    )
-}
+_BY_KIND: Mapping[str, type[Message]] = {cls.kind: cls for cls in get_args(Message)}
 
 M = TypeVar("M", bound=Message)
 

@@ -16,7 +16,7 @@ from sparkdl.wire.codec import Cast, Codec, Encoded, rounded
 from sparkdl.wire.codec import decode as decode_values
 from sparkdl.wire.codec import encode as encode_values
 from sparkdl.wire.frame import Array, Frame, under
-from sparkdl.wire.held import Held, Owned, Shared, held
+from sparkdl.wire.held import Held, Owned, held, held_frame
 from sparkdl.wire.layout import ParamLayout
 from sparkdl.wire.touched_rows import TouchedRows
 
@@ -387,8 +387,7 @@ class State:
     @classmethod
     def read(cls, message: Frame, mine: bool) -> State:
         """Read what :meth:`frame` returned."""
-        mine = mine and all(array.flags.writeable for array in message.arrays.values())
-        return cls(Owned(message) if mine else Shared(message))
+        return cls(held_frame(message, mine=mine))
 
 
 @dataclass(frozen=True, slots=True)
