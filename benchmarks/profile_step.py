@@ -65,7 +65,7 @@ PARTS: Mapping[str, tuple[str, ...]] = {
     "gradient out": (
         "sparkdl.nn.flat:FlatModule.on_host",
         "sparkdl.allreduce.messages:Shard.of",
-        "sparkdl.allreduce.plans.base:_rows",
+        "sparkdl.allreduce.plan:_rows",
     ),
     "packing": (
         "sparkdl.allreduce.messages:encode",
@@ -82,7 +82,7 @@ PARTS: Mapping[str, tuple[str, ...]] = {
         "sparkdl.compute.local_store:LocalStore.forget_all",
     ),
     "reports": (
-        "sparkdl.allreduce.plans.base:report_of",
+        "sparkdl.allreduce.plan:report_of",
         "sparkdl.allreduce.plans.replicated:combine_reports",
         "sparkdl.allreduce.plans.sharded:combine_reports",
         "sparkdl.compute.live_model:report",

@@ -49,15 +49,15 @@ from torch import nn
 from sparkdl.access.in_pieces import InPieces
 from sparkdl.allreduce import messages
 from sparkdl.allreduce.messages import OwnedRows, RowGradients
+from sparkdl.allreduce.plan import Directives
 from sparkdl.allreduce.shard_files import Streamed, WriteShard, name_of, parts_of, write_whole
-from sparkdl.allreduce.steps import Directives
 from sparkdl.allreduce.update.table import beginning, update_table
 from sparkdl.compute.lookup import RowGradient
 from sparkdl.keyed.entries import ROW, Entries
 from sparkdl.keyed.memory import RowMemory
 from sparkdl.keyed.mix import mix
 from sparkdl.keyed.table import KeyedTable, TableRule
-from sparkdl.optim.rule import UpdateRule
+from sparkdl.optim.shard.optimizer import UpdateRule
 from sparkdl.optim.spec import optimizer_spec
 from sparkdl.train.checkpoint.mark import STATE, WEIGHTS, Mark, sealed
 from sparkdl.train.checkpoint.merging import merge

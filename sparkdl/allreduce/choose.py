@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 
 from sparkdl.access.base import Access
 from sparkdl.allreduce.engine import Route
-from sparkdl.allreduce.plans.base import LONGEST_GROUP, Plan
+from sparkdl.allreduce.plan import LONGEST_GROUP, Plan
 from sparkdl.allreduce.plans.driver import ThroughDriver, count_shards
 from sparkdl.allreduce.plans.replicated import Replicated
 from sparkdl.allreduce.plans.sharded import Sharded

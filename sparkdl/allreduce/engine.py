@@ -17,11 +17,10 @@ from sparkdl.allreduce import fetching
 from sparkdl.allreduce.cluster import Cluster, Shards
 from sparkdl.allreduce.kept import Kept, Snapshot, with_rows
 from sparkdl.allreduce.outcome import Outcome, outcomes_of
-from sparkdl.allreduce.plans.base import Plan
+from sparkdl.allreduce.plan import Plan, Step
 from sparkdl.allreduce.row_layers import RowLayers
 from sparkdl.allreduce.spreading import Spreading
 from sparkdl.allreduce.state import ModelState, Weights
-from sparkdl.allreduce.steps import Step
 from sparkdl.allreduce.transport.base import Group, GroupResult, Transport
 from sparkdl.allreduce.update.combine import average_buffers
 from sparkdl.compute.problems import (

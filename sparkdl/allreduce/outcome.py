@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sparkdl.allreduce.messages import GroupReport
-from sparkdl.allreduce.steps import Step
+from sparkdl.allreduce.plan import Step
 from sparkdl.allreduce.transport.base import GroupResult
 from sparkdl.data.store.manifest import other_values
 from sparkdl.wire.frame import Array

@@ -22,8 +22,7 @@ from sparkdl.nn.batch import Batch
 from sparkdl.nn.flat import FlatModule
 from sparkdl.nn.gradient import BatchLoss
 from sparkdl.optim.reduction import drive
-from sparkdl.optim.rule import UpdateRule
-from sparkdl.optim.shard.optimizer import ShardOptimizer
+from sparkdl.optim.shard.optimizer import ShardOptimizer, UpdateRule
 from sparkdl.wire.frame import Frame, Parts
 from sparkdl.wire.held import Held
 from sparkdl.wire.layout import ParamLayout

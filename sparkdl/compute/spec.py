@@ -13,7 +13,7 @@ from sparkdl.data.collate import Collate
 from sparkdl.data.columns import Structure, TablePlan
 from sparkdl.nn.numerics import Numerics
 from sparkdl.nn.objective import Objective
-from sparkdl.optim.rule import UpdateRule
+from sparkdl.optim.shard.optimizer import UpdateRule
 from sparkdl.wire.codec import Cast, Codec, has_error_feedback
 from sparkdl.wire.layout import ParamLayout
 

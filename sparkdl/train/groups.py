@@ -15,8 +15,7 @@ from dataclasses import replace
 from time import perf_counter
 
 from sparkdl.allreduce.outcome import Outcome, fixed_seconds
-from sparkdl.allreduce.plans.base import LONGEST_GROUP, steps_of_group
-from sparkdl.allreduce.steps import Directives, Step
+from sparkdl.allreduce.plan import LONGEST_GROUP, Directives, Step, steps_of_group
 from sparkdl.compute.local_steps import InnerSteps
 from sparkdl.data import sampler
 from sparkdl.data.dataset import Dataset

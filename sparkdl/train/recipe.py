@@ -38,7 +38,7 @@ from sparkdl.nn.signature import check_inputs_order
 from sparkdl.optim import OptimizerSpec, optimizer_spec
 from sparkdl.optim.describe import describe_optimizer
 from sparkdl.optim.groups import all_names
-from sparkdl.optim.rule import UpdateRule
+from sparkdl.optim.shard.optimizer import UpdateRule
 from sparkdl.optim.shard.packed import lazy_groups, sparse_groups
 from sparkdl.optim.shard.shardable import tried_optimizer
 from sparkdl.optim.spec import Optimizers, check_unscheduled

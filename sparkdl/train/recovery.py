@@ -19,9 +19,9 @@ from sparkdl.access.in_pieces import ChainTask
 from sparkdl.allreduce.engine import Engine
 from sparkdl.allreduce.kept import Kept, Snapshot
 from sparkdl.allreduce.outcome import Outcome
+from sparkdl.allreduce.plan import Step
 from sparkdl.allreduce.row_layers import complete, stacked
 from sparkdl.allreduce.state import ModelState
-from sparkdl.allreduce.steps import Step
 from sparkdl.compute.stragglers import Allowance
 from sparkdl.exceptions import TaskError
 from sparkdl.keyed.entries import Entries

@@ -13,7 +13,7 @@ import pytest
 from sparkdl.access.stages import Host
 from sparkdl.allreduce import messages
 from sparkdl.allreduce.messages import Problems
-from sparkdl.allreduce.plans.base import LONGEST_GROUP
+from sparkdl.allreduce.plan import LONGEST_GROUP
 from sparkdl.allreduce.spreading import Spreading
 from sparkdl.allreduce.transport.base import Group, GroupResult
 from sparkdl.allreduce.transport.direct import transport

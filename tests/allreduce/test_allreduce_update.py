@@ -8,13 +8,13 @@ import torch
 
 from sparkdl.allreduce import messages
 from sparkdl.allreduce.messages import Report, Shard, State
-from sparkdl.allreduce.steps import Directives
+from sparkdl.allreduce.plan import Directives
 from sparkdl.allreduce.update import shard as shard_update
 from sparkdl.allreduce.update.combine import combine_reports
 from sparkdl.allreduce.update.shard import ShardUpdate
 from sparkdl.compute.problems import NonFiniteGradient, ProblemError
 from sparkdl.optim import OptimizerSpec
-from sparkdl.optim.rule import UpdateRule
+from sparkdl.optim.shard.optimizer import UpdateRule
 from sparkdl.wire import frame
 from sparkdl.wire.held import Owned
 from sparkdl.wire.layout import ParamLayout, lay_out

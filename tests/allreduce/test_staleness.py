@@ -20,7 +20,7 @@ from sparkdl.allreduce.update.shard import Finished, ShardUpdate, update_shard
 from sparkdl.exceptions import ConfigError
 from sparkdl.nn.embedding import EmbeddingVariable, embedding_variables
 from sparkdl.optim import OptimizerSpec, Staleness
-from sparkdl.optim.rule import UpdateRule
+from sparkdl.optim.shard.optimizer import UpdateRule
 from sparkdl.optim.staleness import LATE
 from sparkdl.wire.layout import ParamLayout, lay_out
 from sparkdl.wire.touched_rows import TouchedRows

@@ -10,7 +10,7 @@ from sparkdl.exceptions import ConfigError
 from sparkdl.optim import LAMB, ClipByNorm, ClipByValue, OptimizerSpec, ShardOptimizer
 from sparkdl.optim.reduction import drive
 from sparkdl.optim.regularize import Penalty, regularize
-from sparkdl.optim.rule import UpdateRule
+from sparkdl.optim.shard.optimizer import UpdateRule
 from sparkdl.wire.layout import ParamLayout, lay_out
 
 SHAPES = [(30, 7), (7,), (), (0,), (2, 3, 2), (1000,)]

@@ -21,8 +21,8 @@ from sparkdl.access.in_pieces import ChainTask
 from sparkdl.allreduce import messages
 from sparkdl.allreduce.kept import Kept, is_of_rows
 from sparkdl.allreduce.messages import Average, Master, Message, Partials, Problems, of_type
+from sparkdl.allreduce.plan import Inbox, Participant, Phase, Send, Stay, ToDriver, ToOthers, ToRank, ToSelf
 from sparkdl.allreduce.plans.driver import ThroughDriver
-from sparkdl.allreduce.steps import Inbox, Participant, Phase, Send, Stay, ToDriver, ToOthers, ToRank, ToSelf
 from sparkdl.allreduce.transport.base import Group, GroupResult, read_left, run_phase
 from sparkdl.compute.problems import LostPeer
 from sparkdl.compute.stopwatch import Stopwatch

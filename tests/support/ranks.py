@@ -17,8 +17,8 @@ from torch import nn
 from sparkdl.access.base import BytesRef, Published
 from sparkdl.allreduce.choose import Exchange, Wanted
 from sparkdl.allreduce.engine import Engine, Route
+from sparkdl.allreduce.plan import Directives, Step
 from sparkdl.allreduce.state import ModelState, Weights
-from sparkdl.allreduce.steps import Directives, Step
 from sparkdl.allreduce.transport.base import Transport
 from sparkdl.allreduce.update.shard import reductions
 from sparkdl.compute.live_model import changes_to_keep
@@ -37,7 +37,7 @@ from sparkdl.nn.numerics import Numerics
 from sparkdl.nn.objective import LossObjective
 from sparkdl.nn.parameters import dense_tables, layout_of, sparse_tables
 from sparkdl.optim import OptimizerSpec, optimizer_spec
-from sparkdl.optim.rule import UpdateRule
+from sparkdl.optim.shard.optimizer import UpdateRule
 from sparkdl.optim.shard.packed import lazy_groups, sparse_groups
 from sparkdl.optim.shard.shardable import tried_optimizer
 from sparkdl.optim.staleness import Staleness

@@ -25,8 +25,20 @@ from sparkdl.allreduce.messages import (
     UpdatedShard,
     of_type,
 )
-from sparkdl.allreduce.plans.base import PlanTraits, gradient_shards, report_of
-from sparkdl.allreduce.steps import Directives, Inbox, Participant, Phase, Send, Stay, Step, ToDriver, ToRank
+from sparkdl.allreduce.plan import (
+    Directives,
+    Inbox,
+    Participant,
+    Phase,
+    PlanTraits,
+    Send,
+    Stay,
+    Step,
+    ToDriver,
+    ToRank,
+    gradient_shards,
+    report_of,
+)
 from sparkdl.allreduce.update.combine import combine_reports
 from sparkdl.allreduce.update.shard import Finished, ShardUpdate, update_shard
 from sparkdl.compute.forward_backward import ForwardBackward
@@ -47,7 +59,7 @@ each reduction would be a job of its own."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ThroughDriver:
-    """The driver plan; see :class:`sparkdl.allreduce.plans.base.Plan`.
+    """The driver plan; see :class:`sparkdl.allreduce.plan.Plan`.
 
     Attributes:
         layout: layout of the flat vectors.

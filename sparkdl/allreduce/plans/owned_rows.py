@@ -15,7 +15,7 @@ import numpy as np
 
 from sparkdl.allreduce import messages
 from sparkdl.allreduce.messages import OwnedRows, RowGradients, WantedRows
-from sparkdl.allreduce.steps import Directives, Participant
+from sparkdl.allreduce.plan import Directives, Participant
 from sparkdl.allreduce.update.table import beginning, update_table
 from sparkdl.compute.problems import LackingState, ProblemError
 from sparkdl.compute.row_owner import RowOwner, first_entries

@@ -29,12 +29,13 @@ from sparkdl.allreduce.messages import (
     State,
     of_type,
 )
-from sparkdl.allreduce.plans.base import LONGEST_GROUP, PlanTraits, gradient_shards, report_of
-from sparkdl.allreduce.steps import (
+from sparkdl.allreduce.plan import (
+    LONGEST_GROUP,
     Directives,
     Inbox,
     Participant,
     Phase,
+    PlanTraits,
     Send,
     Stay,
     Step,
@@ -42,6 +43,8 @@ from sparkdl.allreduce.steps import (
     ToDriver,
     ToOthers,
     ToSelf,
+    gradient_shards,
+    report_of,
 )
 from sparkdl.allreduce.update.combine import combine_reports
 from sparkdl.allreduce.update.shard import Finished, ShardUpdate, update_shard
@@ -62,7 +65,7 @@ from sparkdl.wire.touched_rows import TouchedRows, union
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replicated:
-    """The replicated plan; see :class:`sparkdl.allreduce.plans.base.Plan`.
+    """The replicated plan; see :class:`sparkdl.allreduce.plan.Plan`.
 
     Attributes:
         layout: layout of the flat vectors.

@@ -29,14 +29,13 @@ from sparkdl.allreduce.messages import (
     opened,
     together,
 )
-from sparkdl.allreduce.plans import owned_rows
-from sparkdl.allreduce.plans.base import Plan, PlanTraits
-from sparkdl.allreduce.plans.owned_rows import Point
-from sparkdl.allreduce.steps import (
+from sparkdl.allreduce.plan import (
     Directives,
     Inbox,
     Participant,
     Phase,
+    Plan,
+    PlanTraits,
     Send,
     Stay,
     Step,
@@ -45,6 +44,8 @@ from sparkdl.allreduce.steps import (
     ToRank,
     ToSelf,
 )
+from sparkdl.allreduce.plans import owned_rows
+from sparkdl.allreduce.plans.owned_rows import Point
 from sparkdl.compute import lookup
 from sparkdl.compute.forward_backward import ForwardBackward
 from sparkdl.compute.lookup import Asked, Found, RowGradient
@@ -67,7 +68,7 @@ _LONGEST_GROUP = 100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tabled:
-    """A plan with tables; see :class:`sparkdl.allreduce.plans.base.Plan`."""
+    """A plan with tables; see :class:`sparkdl.allreduce.plan.Plan`."""
 
     dense: Plan
 

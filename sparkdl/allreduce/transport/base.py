@@ -12,8 +12,7 @@ from sparkdl.access.base import Persisted
 from sparkdl.access.in_pieces import RESULT, STATE
 from sparkdl.allreduce import messages
 from sparkdl.allreduce.messages import Message, Problems, of_type
-from sparkdl.allreduce.plans.base import Plan
-from sparkdl.allreduce.steps import Inbox, Participant, Phase, Send, Stay, Step, ToAll, ToDriver
+from sparkdl.allreduce.plan import Inbox, Participant, Phase, Plan, Send, Stay, Step, ToAll, ToDriver
 from sparkdl.compute.local_store import LocalStore
 from sparkdl.compute.problems import LackingState, Problem, ProblemError, in_order
 from sparkdl.compute.start import Start

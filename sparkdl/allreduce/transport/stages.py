@@ -15,8 +15,8 @@ from sparkdl.access.base import Access, Chain, Persisted
 from sparkdl.access.in_pieces import FRAMES_PER_RANK
 from sparkdl.allreduce import messages
 from sparkdl.allreduce.messages import Message, Partials, Problems, Reports, UpdatedShard, of_type
+from sparkdl.allreduce.plan import Inbox, Participant, Phase, Send, ToAll, ToOthers, ToRank, ToSelf
 from sparkdl.allreduce.plans.driver import ThroughDriver
-from sparkdl.allreduce.steps import Inbox, Participant, Phase, Send, ToAll, ToOthers, ToRank, ToSelf
 from sparkdl.allreduce.transport.base import Group, GroupResult, driver_frames, read_left, run_phase
 from sparkdl.compute.local_store import LocalStore, decode, encode
 from sparkdl.compute.stopwatch import Stopwatch

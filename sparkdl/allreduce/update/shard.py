@@ -25,15 +25,14 @@ from sparkdl.allreduce.messages import (
     UpdateFacts,
     nbytes,
 )
-from sparkdl.allreduce.steps import Directives
+from sparkdl.allreduce.plan import Directives
 from sparkdl.allreduce.update import adasum
 from sparkdl.allreduce.update.combine import Gradients, checksum
 from sparkdl.compute.problems import ProblemError
 from sparkdl.compute.spec import Combine
 from sparkdl.compute.stopwatch import Stopwatch
 from sparkdl.nn.gradient import Gradient
-from sparkdl.optim.rule import UpdateRule
-from sparkdl.optim.shard.optimizer import ShardOptimizer
+from sparkdl.optim.shard.optimizer import ShardOptimizer, UpdateRule
 from sparkdl.optim.staleness import Staleness
 from sparkdl.wire import buffers, frame
 from sparkdl.wire.frame import Array

@@ -11,14 +11,14 @@ import numpy as np
 import torch
 
 from sparkdl.allreduce.messages import RowGradients, Shard
-from sparkdl.allreduce.steps import Directives
+from sparkdl.allreduce.plan import Directives
 from sparkdl.allreduce.update.shard import Finished, ShardUpdate, update_shard
 from sparkdl.keyed.columns import FreshState
 from sparkdl.keyed.entries import ROW
 from sparkdl.keyed.mix import Ids, distinct
 from sparkdl.keyed.table import KeyedTable
-from sparkdl.optim.rule import UpdateRule
 from sparkdl.optim.shard.lazy_rows import fresh_state
+from sparkdl.optim.shard.optimizer import UpdateRule
 from sparkdl.optim.shard.run import ShardRun
 from sparkdl.optim.staleness import LATE
 from sparkdl.wire.frame import Array

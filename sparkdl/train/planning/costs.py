@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from sparkdl.allreduce.plans.base import steps_of_group
+from sparkdl.allreduce.plan import steps_of_group
 from sparkdl.allreduce.plans.sharded import group_seconds
 
 Kind = Literal["replicated", "sharded", "driver"]

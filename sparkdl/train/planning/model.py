@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from sparkdl.allreduce.plans.base import steps_of_group
+from sparkdl.allreduce.plan import steps_of_group
 from sparkdl.train.planning.costs import (
     Carrier,
     Driver,

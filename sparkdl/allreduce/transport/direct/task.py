@@ -14,7 +14,7 @@ from sparkdl._spark.processes import Meeting, siblings
 from sparkdl.access.in_pieces import RESULT
 from sparkdl.allreduce import messages
 from sparkdl.allreduce.messages import Message, Problems, of_type
-from sparkdl.allreduce.steps import Inbox, Participant, Phase, Send, ToAll, ToDriver, ToOthers, ToRank, ToSelf
+from sparkdl.allreduce.plan import Inbox, Participant, Phase, Send, ToAll, ToDriver, ToOthers, ToRank, ToSelf
 from sparkdl.allreduce.transport.base import driver_frames, read_left, run_phase
 from sparkdl.allreduce.transport.direct.connection import ALL
 from sparkdl.allreduce.transport.direct.endpoint import Endpoint, close_endpoint, endpoint_of

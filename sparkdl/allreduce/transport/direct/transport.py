@@ -11,7 +11,7 @@ from typing import Any
 from sparkdl.access.base import Access, Chain, Persisted
 from sparkdl.allreduce import messages
 from sparkdl.allreduce.messages import Message, Problems, of_type
-from sparkdl.allreduce.plans.base import LONGEST_GROUP
+from sparkdl.allreduce.plan import LONGEST_GROUP
 from sparkdl.allreduce.transport.base import Group, GroupResult
 from sparkdl.allreduce.transport.direct.membership import Membership
 from sparkdl.allreduce.transport.direct.peer import KIND, Peer
