@@ -24,13 +24,21 @@ def summary(path: Path) -> str:
     return line.replace("``", "`").replace("|", "\\|").removesuffix(".")
 
 
+def defines(path: Path) -> bool:
+    """Return whether a module defines public functions or classes, not only names of others."""
+    body = ast.parse(path.read_text()).body
+    return any(isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name[0] != "_" for node in body)
+
+
 def page() -> str:
     """Return the page as it should be."""
     home = ROOT / "sparkdl"
     folders = sorted({path.parent for path in home.rglob("*.py")})
     parts = [HEAD]
     for folder in folders:
-        modules = [path for path in sorted(folder.glob("*.py")) if path.name != "__init__.py"]
+        modules = [
+            path for path in sorted(folder.glob("*.py")) if path.name != "__init__.py" or defines(path)
+        ]
         first = folder / "__init__.py"
         if not modules or not first.exists():
             continue
