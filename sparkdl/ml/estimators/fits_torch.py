@@ -1,4 +1,4 @@
-"""The way from a table's rows to a fitted model, which its estimators share."""
+"""The common part of estimators of a table: its rows become Datasets, and its columns a signature."""
 
 from __future__ import annotations
 

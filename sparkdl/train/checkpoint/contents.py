@@ -1,4 +1,4 @@
-"""The contents of a checkpoint."""
+"""The contents of a checkpoint: its files, and what ``state.json`` says of the run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``state.json``: which files a checkpoint has, and their checksums.
+"""The seal of ``state.json``: its checksum, and which files and checksums it names, read and checked.
 
 Nothing in it is believed before it is checked: names are those that a checkpoint can have, so none of
 them leads out of the checkpoint's folder.

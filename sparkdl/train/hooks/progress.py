@@ -1,4 +1,4 @@
-"""The progress bar: epoch, loss, records per second and the last validation score."""
+"""The progress bar: epoch, loss, records per second, the time left and the last validation score."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The options of a training run, checked when they are given."""
+"""The options of a training run and their defaults, checked when they are given."""
 
 from __future__ import annotations
 
