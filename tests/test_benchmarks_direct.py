@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from pathlib import Path
@@ -16,6 +19,7 @@ from typing import Any
 import chaos
 import cost_model
 import keeping
+import links
 import numpy as np
 import peers
 import profile_step
@@ -276,3 +280,36 @@ def test_everybody_ends_with_the_sum(way: str, peers: int) -> None:
         assert np.array_equal(total, sum(vectors))
     messages = {"all-to-all": 2 * (peers - 1), "ring": 2 * (peers - 1), "tree": (peers - 1).bit_length()}
     assert max(wire.messages.values()) == messages.get(way, wire.messages[0])
+
+
+# -- hosts whose links have a rate -----------------------------------------------------------------
+
+
+def test_plain_sockets_bring_everything_to_everybody() -> None:
+    pairs = [socket.socketpair() for _ in range(3)]  # of ranks 0 and 1, 0 and 2, 1 and 2
+    ends = [end for pair in pairs for end in pair]
+    for end in ends:
+        end.setblocking(False)
+    mine = [[ends[0], ends[2]], [ends[1], ends[4]], [ends[3], ends[5]]]
+    data = bytes(1 << 20)
+    ranks = [threading.Thread(target=links.exchange, args=(each, data), daemon=True) for each in mine]
+    for rank in ranks:
+        rank.start()
+    for rank in ranks:
+        rank.join(30)
+    assert not any(rank.is_alive() for rank in ranks)
+    for end in ends:
+        with pytest.raises(BlockingIOError):  # nothing is left
+            end.recv(1)
+    for end in ends:
+        end.close()
+
+
+def test_a_step_among_hosts_takes_what_the_links_take() -> None:
+    given = argparse.Namespace(compute=0.5)
+    assert links.bytes_per_second("100mbit") == 12.5e6
+    said = links.foretold(given, 7_000_000, 8, "100mbit")
+    # Two exchanges of seven eighths of 28 MB, at the share of the rate that TCP reaches.
+    assert said == pytest.approx(0.5 + 2 * 28e6 * 7 / 8 / 12.5e6 / 0.8, rel=0.01)
+    bare = links.foretold(given, 7_000_000, 8, "100mbit", plain=5.0)
+    assert bare == pytest.approx(5.5, rel=0.01)

@@ -82,6 +82,7 @@ class Hosts:
         cores: of each worker.
         memory: of each worker.
         unknown: hosts that host 0 has no address of.
+        daemon_memory: heap of the master, and of each worker.
     """
 
     folder: Path
@@ -89,6 +90,7 @@ class Hosts:
     cores: int = 1
     memory: str = "1200m"
     unknown: tuple[int, ...] = ()
+    daemon_memory: str = "256m"
     _drivers: list[subprocess.Popen[str]] = field(default_factory=list)
     _number: int = field(default_factory=_clusters.__next__)  # there are several in this process
 
@@ -125,10 +127,14 @@ class Hosts:
         verb = "replace" if lost else "del"
         _run(*self._inside(at), "ip", "route", verb, "blackhole", f"{self.address(to)}/32")
 
+    def pids(self, host: int) -> list[int]:
+        """Return the processes of a host."""
+        found = _run("ip", "netns", "pids", self._name(host), check=False).stdout.split()
+        return list(map(int, found))
+
     def kill(self, host: int) -> None:
         """Kill all processes of a host at once."""
-        found = _run("ip", "netns", "pids", self._name(host), check=False).stdout.split()
-        for pid in map(int, found):
+        for pid in self.pids(host):
             try:
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:
@@ -163,10 +169,11 @@ class Hosts:
         host: int = 0,
         environment: Mapping[str, str] | None = None,
         url: str | None = None,
+        program: Path = PROGRAM,
     ) -> Driver:
-        """Start the driver program on a host."""
+        """Start a driver program on a host."""
         name = f"driver{len(self._drivers)}"
-        command = [sys.executable, str(PROGRAM), "--master", url or self.url, *arguments]
+        command = [sys.executable, str(program), "--master", url or self.url, *arguments]
         process = self._spawn(host, name, command, environment=environment)
         self._drivers.append(process)
         return Driver(process, self.folder / f"{name}.out", self.folder / f"{name}.log")
@@ -215,7 +222,11 @@ class Hosts:
             "SPARK_LOCAL_DIRS": "/tmp/spark",
         }
         known |= {"PYSPARK_PYTHON": sys.executable, "PYTHONPATH": str(REPOSITORY)}
-        known |= {"SPARK_DAEMON_JAVA_OPTS": _JAVA, "SPARK_SUBMIT_OPTS": _JAVA, "SPARK_DAEMON_MEMORY": "256m"}
+        known |= {
+            "SPARK_DAEMON_JAVA_OPTS": _JAVA,
+            "SPARK_SUBMIT_OPTS": _JAVA,
+            "SPARK_DAEMON_MEMORY": self.daemon_memory,
+        }
         known |= environment or {}
         with (
             (self.folder / f"{name}.out").open("w") as out,

@@ -68,6 +68,8 @@ class Surroundings:
         compute: seconds of forward and backward.
         group: seconds of a group; ``None`` for what the sharded plan wants.
         network: bytes per second of each machine, in each direction.
+        share: part of that which reaches the ranks when all send to all: headers take some, and TCP's
+            connections do not end together (0.75 to 0.93, ``benchmarks/links.py``).
         latency: seconds that a message is on its way.
         update: seconds per byte of weights that Adam updates (7 ms for 5 million).
         copy: seconds per byte of weights that are copied into the module.
@@ -79,12 +81,18 @@ class Surroundings:
     compute: float = 2.0
     group: float | None = None
     network: float = 1.25e9
+    share: float = 0.8
     latency: float = 100e-6
     update: float = 0.35e-9
     copy: float = 0.15e-9
     persist: float = 10e-9
     shuffled: float = 3.2e-9
     packing: float = 50e-6
+
+    @property
+    def sent(self) -> float:
+        """Seconds in which the network brings a byte."""
+        return 1 / (self.share * self.network)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,8 +127,8 @@ def moves(kind: Kind, nbytes: int, ranks: int) -> Moves:
 def exchange_seconds(does: Moves, transport: str, carrier: Carrier, around: Surroundings) -> float:
     """Return the seconds in which messages travel."""
     if transport != "direct":
-        return does.nbytes * max(around.shuffled, 1 / around.network)
-    byte = max(carrier.byte, 1 / around.network)
+        return does.nbytes * max(around.shuffled, around.sent)
+    byte = max(carrier.byte, around.sent)
     each = carrier.message + around.packing
     return does.exchanges * (carrier.exchange + around.latency) + does.messages * each + does.nbytes * byte
 
@@ -154,7 +162,7 @@ def sync_seconds(
 
 def from_peers(nbytes: int, carrier: Carrier, around: Surroundings) -> dict[str, int]:
     """Return from how many peers an all-to-all exchange's messages count."""
-    byte = max(carrier.byte, 1 / around.network)
+    byte = max(carrier.byte, around.sent)
     each = carrier.message + around.packing
     of_bytes = 0.1 * nbytes * byte / each + 1
     of_compute = 0.01 * around.compute / (2 * each) + 1
