@@ -27,15 +27,10 @@ _PROC = Path("/proc")
 
 @dataclass(frozen=True, slots=True)
 class Meeting:
-    """The tasks of a job on an executor wait for each other, so that each gets a process of its own.
+    """The tasks of a job on an executor wait for each other, so that each gets a process of its own."""
 
-    Attributes:
-        tasks: how many run there at a time; with one there is nothing to wait for.
-        name: of the file in which they sign.
-    """
-
-    tasks: int
-    name: str = field(default_factory=lambda: f"meeting-{uuid.uuid4().hex}")
+    tasks: int  # how many run there at a time; with one there is nothing to wait for
+    name: str = field(default_factory=lambda: f"meeting-{uuid.uuid4().hex}")  # of the file in which they sign
 
     def wait(self) -> None:
         """Wait until all have come, for ``LINGER_SECONDS`` at most: other jobs may have their slots."""
@@ -59,14 +54,10 @@ class EndSurplus:
     """The task that says how many processes take turns, and ends this one if slots have others.
 
     The oldest ones stay. Spark ends a process that leaves input of its task unread.
-
-    Attributes:
-        slots: tasks that an executor runs at a time.
-        linger: seconds to stay.
     """
 
-    slots: int
-    linger: float = 0.0
+    slots: int  # tasks that an executor runs at a time
+    linger: float = 0.0  # seconds to stay
 
     def __call__(self, _: int, frames: Iterator[Any]) -> Iterator[bytes]:
         """Yield the number of processes."""

@@ -56,15 +56,10 @@ def lost_context() -> bool:
 
 @dataclass(frozen=True, slots=True)
 class ExecutorSlots:
-    """What an executor offers.
+    """What an executor offers."""
 
-    Attributes:
-        cores: how many it has.
-        tasks: that run there at a time, with the cores and other resources that the confs give a task.
-    """
-
-    cores: int
-    tasks: int
+    cores: int  # how many it has
+    tasks: int  # that run there at a time, with the cores and other resources that the confs give a task
 
 
 def task_slots(sc: Any) -> list[ExecutorSlots]:

@@ -33,15 +33,10 @@ so is one with codes such as 01067."""
 
 @dataclass(frozen=True, slots=True)
 class Csv:
-    """How CSV files are to be read.
+    """How CSV files are to be read."""
 
-    Attributes:
-        separator: between values.
-        columns: Spark's type of each column, in the files' order.
-    """
-
-    separator: str
-    columns: dict[str, str]
+    separator: str  # between values
+    columns: dict[str, str]  # Spark's type of each column, in the files' order
 
 
 def is_csv(path: str) -> bool:

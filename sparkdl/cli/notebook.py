@@ -117,17 +117,11 @@ def confs_of(args: argparse.Namespace) -> tuple[str, dict[str, str]]:
 
 @dataclass(frozen=True, slots=True)
 class NotebookServer:
-    """The server to run.
+    """The server to run."""
 
-    Attributes:
-        command: its command line, without secrets.
-        environment: variables that it and its kernels get.
-        told: where it is, for its user.
-    """
-
-    command: tuple[str, ...]
-    environment: dict[str, str]
-    told: str
+    command: tuple[str, ...]  # its command line, without secrets
+    environment: dict[str, str]  # variables that it and its kernels get
+    told: str  # where it is, for its user
 
 
 def prepare(

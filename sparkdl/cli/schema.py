@@ -22,35 +22,20 @@ _MOST_CLASSES = 1000
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table to learn from.
+    """A table to learn from."""
 
-    Attributes:
-        path: as Spark will read it: files, or the name of a table.
-        label: column to predict.
-        task: what kind of prediction.
-        classes: values of the label as text, in order; empty for regression.
-        features: columns of numbers, strings, booleans and dates.
-        left_out: other columns, and why each is not a feature.
-        rows: how many there are.
-        csv: how CSV files are to be read; ``None`` for Parquet.
-        note: what may not be meant.
-        in_place: whether the rows stay in their files.
-        scale: mean and deviation of a number to predict from there.
-        named: whether ``path`` is a name that Spark knows.
-    """
-
-    path: str
-    label: str
-    task: Task
-    classes: tuple[str, ...]
-    features: tuple[str, ...]
-    left_out: tuple[tuple[str, str], ...]
-    rows: int
-    csv: Csv | None = None
-    note: str = ""
-    in_place: bool = False
-    scale: tuple[float, float] | None = None
-    named: bool = False
+    path: str  # as Spark will read it: files, or the name of a table
+    label: str  # column to predict
+    task: Task  # what kind of prediction
+    classes: tuple[str, ...]  # values of the label as text, in order; empty for regression
+    features: tuple[str, ...]  # columns of numbers, strings, booleans and dates
+    left_out: tuple[tuple[str, str], ...]  # other columns, and why each is not a feature
+    rows: int  # how many there are
+    csv: Csv | None = None  # how CSV files are to be read; ``None`` for Parquet
+    note: str = ""  # what may not be meant
+    in_place: bool = False  # whether the rows stay in their files
+    scale: tuple[float, float] | None = None  # mean and deviation of a number to predict from there
+    named: bool = False  # whether ``path`` is a name that Spark knows
 
 
 def read_table(

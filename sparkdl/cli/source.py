@@ -18,17 +18,11 @@ UNFIT = {
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """The type of a column.
+    """The type of a column."""
 
-    Attributes:
-        name: as its reader writes it.
-        family: what can be done with it.
-        unfit: why it is no feature; empty if it is one.
-    """
-
-    name: str
-    family: Family
-    unfit: str = ""
+    name: str  # as its reader writes it
+    family: Family  # what can be done with it
+    unfit: str = ""  # why it is no feature; empty if it is one
 
     @property
     def is_number(self) -> bool:

@@ -16,38 +16,23 @@ Names = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Module:
-    """A module on the driver.
+    """A module on the driver."""
 
-    Attributes:
-        file: its file.
-        plain: whether it was loaded as the file says.
-        edited: whether the file has changed since.
-    """
-
-    file: str
-    plain: bool
-    edited: bool
+    file: str  # its file
+    plain: bool  # whether it was loaded as the file says
+    edited: bool  # whether the file has changed since
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedCode:
-    """The user's code that a pickle names, as its process has it.
-
-    Attributes:
-        process: the process.
-        dialect: what compiled code depends on beside its source.
-        names: what the pickle names.
-        code: digest of functions and classes, by module and name.
-        values: what they read, likewise.
-        modules: by name.
-    """
+    """The user's code that a pickle names, as its process has it."""
 
     process: str
-    dialect: str
-    names: list[Names]
-    code: dict[str, str]
-    values: dict[str, str]
-    modules: dict[str, Module]
+    dialect: str  # what compiled code depends on beside its source
+    names: list[Names]  # what the pickle names
+    code: dict[str, str]  # digest of functions and classes, by module and name
+    values: dict[str, str]  # what they read, likewise
+    modules: dict[str, Module]  # by name
 
 
 def walked(names: list[Names], is_users: Callable[[str], bool]) -> Walk:

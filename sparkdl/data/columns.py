@@ -123,17 +123,12 @@ Columns = ColumnLike | Sequence[ColumnLike] | Mapping[str, ColumnLike]
 
 @dataclass(frozen=True, slots=True)
 class Structure:
-    """How stored columns group into what the module or the loss is called with.
+    """How stored columns group into what the module or the loss is called with."""
 
-    Attributes:
-        kind: ``none``, ``single`` tensor, ``tuple`` of tensors or ``dict`` of tensors.
-        keys: names of the stored columns, in order.
-        names: keyword names for ``dict``.
-    """
-
+    # ``none``, ``single`` tensor, ``tuple`` of tensors or ``dict`` of tensors
     kind: Literal["none", "single", "tuple", "dict"]
-    keys: tuple[str, ...] = ()
-    names: tuple[str, ...] = ()
+    keys: tuple[str, ...] = ()  # names of the stored columns, in order
+    names: tuple[str, ...] = ()  # keyword names for ``dict``
 
     def assemble(self, columns: Mapping[str, Any]) -> Any:
         """Group columns into ``None``, one value, a tuple or a dict."""
@@ -183,33 +178,20 @@ def structure_of(value: Any, role: str) -> Structure:
 
 @dataclass(frozen=True, slots=True)
 class ColumnPlan:
-    """How one source column becomes one array of the store.
+    """How one source column becomes one array of the store."""
 
-    Attributes:
-        key: name in the store, such as ``"features_0"``.
-        source: name of the DataFrame's column.
-        binary: whether values are raw tensor bytes.
-        dtype: stored dtype, ``None`` until the first row is seen.
-        shape: shape of one row, ``None`` until the first row is seen.
-        finite: whether NaN and infinities are errors (labels and weights).
-        non_negative: whether negative values are errors (weights).
-        ragged: whether rows may differ in their first dimension; see :mod:`sparkdl.data.ragged`.
-        fill: what fills the shorter rows of a batch up, where the column's metadata says so.
-        part: which tensor of a sparse column this is, one of ``PARTS``; empty for other columns.
-        role: what errors call it, before its name.
-    """
-
-    key: str
-    source: str
-    binary: bool = False
-    dtype: str | None = None
-    shape: tuple[int, ...] | None = None
-    finite: bool = False
-    non_negative: bool = False
-    ragged: bool = False
+    key: str  # name in the store, such as ``"features_0"``
+    source: str  # name of the DataFrame's column
+    binary: bool = False  # whether values are raw tensor bytes
+    dtype: str | None = None  # stored dtype, ``None`` until the first row is seen
+    shape: tuple[int, ...] | None = None  # shape of one row, ``None`` until the first row is seen
+    finite: bool = False  # whether NaN and infinities are errors (labels and weights)
+    non_negative: bool = False  # whether negative values are errors (weights)
+    ragged: bool = False  # whether rows may differ in their first dimension; see :mod:`sparkdl.data.ragged`
+    # what fills the shorter rows of a batch up, where the column's metadata says so
     fill: float | None = None
-    part: str = ""
-    role: str = "column"
+    part: str = ""  # which tensor of a sparse column this is, one of ``PARTS``; empty for other columns
+    role: str = "column"  # what errors call it, before its name
 
     @property
     def words(self) -> str:
@@ -231,21 +213,13 @@ class ColumnPlan:
 
 @dataclass(frozen=True, slots=True)
 class TablePlan:
-    """The columns of a Dataset and how they group.
+    """The columns of a Dataset and how they group."""
 
-    Attributes:
-        columns: features, labels and weight, in this order.
-        features: how columns group into what the module is called with.
-        label: likewise for the loss.
-        weighted: whether the last column is a weight.
-        arrays: whether rows are those of arrays, whose positions are plain numbers.
-    """
-
-    columns: tuple[ColumnPlan, ...]
-    features: Structure
-    label: Structure
-    weighted: bool
-    arrays: bool = False
+    columns: tuple[ColumnPlan, ...]  # features, labels and weight, in this order
+    features: Structure  # how columns group into what the module is called with
+    label: Structure  # likewise for the loss
+    weighted: bool  # whether the last column is a weight
+    arrays: bool = False  # whether rows are those of arrays, whose positions are plain numbers
 
     def sources(self, group: Structure) -> tuple[str, ...]:
         """Return the names of the DataFrame's columns that features or labels are made of."""

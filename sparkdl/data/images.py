@@ -36,30 +36,24 @@ class ImageFormat:
     An image is turned upright as its EXIF data ask, loses its transparency, is brought to ``size`` with
     antialiased bilinear interpolation, and normalised.
 
-    Args:
-        size: height and width of the tensor in pixels, or one number for both.
-        mode: ``"resize"`` stretches the image to ``size``; ``"crop"`` keeps its proportions and cuts
-            ``size`` out of the centre.
-        shorter_side: with ``"crop"``, the pixels that the image's shorter side is scaled to before the cut,
-            such as 256 for a ``size`` of 224; by default as few as ``size`` needs.
-        channels: 3 for red, green and blue, 1 for grey.
-        mean: subtracted from each channel, with the darkest value 0 and the brightest 1.
-        std: then divides each channel.
-        dtype: ``"float32"`` for values from 0 to 1, before ``mean`` and ``std``; ``"uint8"`` for 0 to 255.
-        layout: ``"CHW"`` (channels first, as torch wants it) or ``"HWC"``.
-
     Raises:
         ConfigError: if a value cannot work.
     """
 
-    size: int | tuple[int, int]
+    size: int | tuple[int, int]  # height and width of the tensor in pixels, or one number for both
+    # ``"resize"`` stretches the image to ``size``; ``"crop"`` keeps its proportions and cuts ``size`` out of
+    # the centre
     mode: Mode = "resize"
+    # with ``"crop"``, the pixels that the image's shorter side is scaled to before the cut, such as 256 for a
+    # ``size`` of 224; by default as few as ``size`` needs
     shorter_side: int | None = None
-    channels: int = 3
+    channels: int = 3  # 3 for red, green and blue, 1 for grey
+    # subtracted from each channel, with the darkest value 0 and the brightest 1
     mean: tuple[float, ...] | None = None
-    std: tuple[float, ...] | None = None
+    std: tuple[float, ...] | None = None  # then divides each channel
+    # ``"float32"`` for values from 0 to 1, before ``mean`` and ``std``; ``"uint8"`` for 0 to 255
     dtype: Literal["float32", "uint8"] = "float32"
-    layout: Layout = "CHW"
+    layout: Layout = "CHW"  # ``"CHW"`` (channels first, as torch wants it) or ``"HWC"``
 
     def __post_init__(self) -> None:
         size = (self.size, self.size) if isinstance(self.size, int) else tuple(self.size)

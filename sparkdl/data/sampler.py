@@ -106,20 +106,13 @@ def rows_of(
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """An iteration's place in its epoch.
+    """An iteration's place in its epoch."""
 
-    Attributes:
-        epoch: completed epochs.
-        step: completed iterations of the epoch.
-        steps: iterations of the epoch.
-        total: rows of all partitions.
-        since: from where on the epoch has so many iterations; its beginning, if rows were not dealt.
-    """
-
-    epoch: int
-    step: int
-    steps: int
-    total: int = 0
+    epoch: int  # completed epochs
+    step: int  # completed iterations of the epoch
+    steps: int  # iterations of the epoch
+    total: int = 0  # rows of all partitions
+    # from where on the epoch has so many iterations; its beginning, if rows were not dealt
     since: Since = FROM_THE_BEGINNING
 
     def rows(self, token: Token, seed: int, shuffle: bool) -> Rows:

@@ -43,19 +43,12 @@ _GOLDEN = 0x9E3779B97F4A7C15
 
 @dataclass(frozen=True, slots=True)
 class Dealt:
-    """What a partition has of rows that are dealt to streams.
+    """What a partition has of rows that are dealt to streams."""
 
-    Attributes:
-        rows: N, of all partitions.
-        partition: number of the partition.
-        partitions: R.
-        streams: V.
-    """
-
-    rows: int
-    partition: int
-    partitions: int
-    streams: int = STREAMS
+    rows: int  # N, of all partitions
+    partition: int  # number of the partition
+    partitions: int  # R
+    streams: int = STREAMS  # V
 
     @property
     def own(self) -> Array:
@@ -87,19 +80,12 @@ def check_partitions(partitions: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Epoch:
-    """A partition's part of an epoch.
+    """A partition's part of an epoch."""
 
-    Attributes:
-        in_round: how many of a round's first slots are the partition's, by their number.
-        in_short: likewise of the short round's.
-        short: number of the short round.
-        order: numbers of its rows, in the order of their slots; ``None`` for that of the source.
-    """
-
-    in_round: Array
-    in_short: Array
-    short: int
-    order: Array | None
+    in_round: Array  # how many of a round's first slots are the partition's, by their number
+    in_short: Array  # likewise of the short round's
+    short: int  # number of the short round
+    order: Array | None  # numbers of its rows, in the order of their slots; ``None`` for that of the source
 
     def rows(self, slots: tuple[int, int]) -> Array:
         """Return the numbers of the rows that the partition has in a range of slots."""
@@ -124,15 +110,10 @@ class Epoch:
 
 @dataclass(frozen=True, slots=True)
 class Since:
-    """From where on an epoch has the number of iterations that it has; its beginning by default.
+    """From where on an epoch has the number of iterations that it has; its beginning by default."""
 
-    Attributes:
-        step: iterations of the epoch that were completed there.
-        slot: slots that these have taken.
-    """
-
-    step: int = 0
-    slot: int = 0
+    step: int = 0  # iterations of the epoch that were completed there
+    slot: int = 0  # slots that these have taken
 
     def slots(self, rows: int, steps: int, step: int) -> tuple[int, int]:
         """Return the range of slots that an iteration takes of an epoch of so many rows and iterations."""
@@ -264,19 +245,12 @@ def _keys(base: int, rows: Array) -> Array:
 
 @dataclass(frozen=True, slots=True)
 class RowShare:
-    """Some of the rows: those between two shares of them in an order drawn from a seed, or all others.
+    """Some of the rows: those between two shares of them in an order drawn from a seed, or all others."""
 
-    Attributes:
-        begin: share at which it begins, from 0.
-        end: share at which it ends, up to 1.
-        others: whether all other rows are meant.
-        seed: draws the order.
-    """
-
-    begin: float
-    end: float
-    others: bool
-    seed: int
+    begin: float  # share at which it begins, from 0
+    end: float  # share at which it ends, up to 1
+    others: bool  # whether all other rows are meant
+    seed: int  # draws the order
 
     @property
     def name(self) -> str:

@@ -42,25 +42,17 @@ def check_pattern(pattern: str) -> None:
 class TextIndex:
     """Turns a text into as many token numbers as every other text.
 
-    Args:
-        vocabulary: tokens by number; number 0 is padding and number 1 stands for all tokens that are not
-            in the vocabulary.
-        length: how many numbers a text becomes.
-        pattern: regular expression of a token, see :func:`tokenize`.
-        lowercase: whether to lower the case of texts.
-        padding: the end of a short text at which it is padded.
-        truncation: the end of a long text that is cut off.
-
     Raises:
         ConfigError: if a value cannot work.
     """
 
+    # tokens by number; number 0 is padding and number 1 stands for all tokens that are not in the vocabulary
     vocabulary: tuple[str, ...]
-    length: int
-    pattern: str = r"\w+"
-    lowercase: bool = True
-    padding: End = "end"
-    truncation: End = "end"
+    length: int  # how many numbers a text becomes
+    pattern: str = r"\w+"  # regular expression of a token, see :func:`tokenize`
+    lowercase: bool = True  # whether to lower the case of texts
+    padding: End = "end"  # the end of a short text at which it is padded
+    truncation: End = "end"  # the end of a long text that is cut off
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "vocabulary", tuple(self.vocabulary))

@@ -15,19 +15,12 @@ from sparkdl.wire.frame import Array
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """A column of a window.
+    """A column of a window."""
 
-    Attributes:
-        key: of the column.
-        stored: key of the stored column.
-        offset: where it begins, in stored rows after the first one of the window.
-        length: stored rows; 0 for one row, without a dimension of its own.
-    """
-
-    key: str
-    stored: str
-    offset: int = 0
-    length: int = 0
+    key: str  # of the column
+    stored: str  # key of the stored column
+    offset: int = 0  # where it begins, in stored rows after the first one of the window
+    length: int = 0  # stored rows; 0 for one row, without a dimension of its own
 
 
 def windows_of(token: Token, name: str, starts: Array, stretches: Sequence[Stretch]) -> Token:

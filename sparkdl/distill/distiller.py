@@ -62,17 +62,11 @@ class Cost:
 
 @dataclass(frozen=True, slots=True)
 class _Tried:
-    """What the first rows tell.
+    """What the first rows tell."""
 
-    Attributes:
-        student: the student, a copy with projectors where layers differ in width.
-        shape: of its output for a row.
-        answers: of teachers to the first rows.
-    """
-
-    student: nn.Module
-    shape: tuple[int, ...]
-    answers: list[Tensor]
+    student: nn.Module  # the student, a copy with projectors where layers differ in width
+    shape: tuple[int, ...]  # of its output for a row
+    answers: list[Tensor]  # of teachers to the first rows
 
 
 class Distiller:

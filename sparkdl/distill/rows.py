@@ -36,19 +36,12 @@ def teachers_of(given: Any) -> list[AnyTeacher]:
 
 @dataclass(frozen=True, slots=True)
 class TrainingRows:
-    """Rows to train on, and how teachers find what they read.
+    """Rows to train on, and how teachers find what they read."""
 
-    Attributes:
-        data: the rows.
-        validation: validation sets, whose label is the label alone.
-        teachers: as tasks have them.
-        unused: entries of the label that only teachers with live answers read.
-    """
-
-    data: Dataset
-    validation: Validation
-    teachers: list[Answering]
-    unused: frozenset[str]
+    data: Dataset  # the rows
+    validation: Validation  # validation sets, whose label is the label alone
+    teachers: list[Answering]  # as tasks have them
+    unused: frozenset[str]  # entries of the label that only teachers with live answers read
 
 
 @contextmanager

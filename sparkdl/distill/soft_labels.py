@@ -42,19 +42,12 @@ _LARGEST_SHORT = 1 << 15
 
 @dataclass(frozen=True, slots=True)
 class LogitEncoding:
-    """How a teacher's logits become columns, and logits again.
+    """How a teacher's logits become columns, and logits again."""
 
-    Attributes:
-        name: of the entry in the label; that of the classes ends with ``_classes``.
-        shape: of a row's logits.
-        top_k: how many logits a row keeps; ``None`` for all.
-        temperature: at which the other classes keep their probability.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    top_k: int | None
-    temperature: float
+    name: str  # of the entry in the label; that of the classes ends with ``_classes``
+    shape: tuple[int, ...]  # of a row's logits
+    top_k: int | None  # how many logits a row keeps; ``None`` for all
+    temperature: float  # at which the other classes keep their probability
 
     @property
     def plans(self) -> dict[str, ColumnPlan]:
@@ -104,19 +97,12 @@ def _bits(values: Tensor) -> Array:
 
 @dataclass(frozen=True, slots=True)
 class Labelling:
-    """Teachers, and how their answers become columns.
+    """Teachers, and how their answers become columns."""
 
-    Attributes:
-        teachers: who answers, each with its encoding.
-        reader: how stored columns become what teachers read.
-        batch_size: rows of a forward pass.
-        seed: of random numbers of the Dataset's transform.
-    """
-
-    teachers: Sequence[tuple[Answering, LogitEncoding]]
-    reader: BatchReader
-    batch_size: int
-    seed: int
+    teachers: Sequence[tuple[Answering, LogitEncoding]]  # who answers, each with its encoding
+    reader: BatchReader  # how stored columns become what teachers read
+    batch_size: int  # rows of a forward pass
+    seed: int  # of random numbers of the Dataset's transform
 
     def columns(self, batch: Batch, device: str) -> dict[str, Array]:
         """Return the columns of a batch, by key."""
@@ -202,17 +188,11 @@ class LabelledSource(Source):
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """Lets a Dataset's ``collate`` make batches of rows that have further entries in their label.
+    """Lets a Dataset's ``collate`` make batches of rows that have further entries in their label."""
 
-    Attributes:
-        collate: the Dataset's own.
-        label: how its rows have their label: none, one, or several by name.
-        more: names of further entries, which are stacked.
-    """
-
-    collate: Collate
-    label: Structure
-    more: tuple[str, ...]
+    collate: Collate  # the Dataset's own
+    label: Structure  # how its rows have their label: none, one, or several by name
+    more: tuple[str, ...]  # names of further entries, which are stacked
 
     def __call__(self, rows: list[Any]) -> Any:
         """Return inputs and label."""

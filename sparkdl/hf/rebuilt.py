@@ -86,15 +86,10 @@ def adapted(model: nn.Module, adapter: Mapping[str, Any]) -> nn.Module:
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """A call that builds a model.
+    """A call that builds a model."""
 
-    Attributes:
-        factory: a function of this Python module.
-        arguments: by name: JSON values, or the description of another model.
-    """
-
-    factory: Callable[..., nn.Module]
-    arguments: dict[str, Any]
+    factory: Callable[..., nn.Module]  # a function of this Python module
+    arguments: dict[str, Any]  # by name: JSON values, or the description of another model
 
 
 def describe(module: nn.Module) -> Description | None:

@@ -27,23 +27,14 @@ _NO_LIMIT = 1_000_000  # transformers writes 1e30 where there is none
 
 @dataclass(frozen=True, slots=True)
 class UserTokenizer:
-    """A tokeniser as the user gave it.
+    """A tokeniser as the user gave it."""
 
-    Attributes:
-        text: its ``tokenizer.json``.
-        pad_token: what fills texts up, if it has one.
-        inputs: those of :data:`INPUTS` that its models take.
-        max_length: the longest input of its models, if they have a limit.
-        padding_side: ``"right"`` or ``"left"``.
-        truncation_side: the side at which longer texts are cut off, likewise.
-    """
-
-    text: str
-    pad_token: str | None = None
-    inputs: tuple[str, ...] = INPUTS[:2]
-    max_length: int | None = None
-    padding_side: str = "right"
-    truncation_side: str = "right"
+    text: str  # its ``tokenizer.json``
+    pad_token: str | None = None  # what fills texts up, if it has one
+    inputs: tuple[str, ...] = INPUTS[:2]  # those of :data:`INPUTS` that its models take
+    max_length: int | None = None  # the longest input of its models, if they have a limit
+    padding_side: str = "right"  # ``"right"`` or ``"left"``
+    truncation_side: str = "right"  # the side at which longer texts are cut off, likewise
 
 
 def given(tokenizer: Any) -> UserTokenizer:
@@ -126,31 +117,18 @@ def _padding_of(content: Mapping[str, Any]) -> str | None:
 
 @dataclass(frozen=True)
 class TokenEncoding:
-    """Turns texts into columns of token numbers.
+    """Turns texts into columns of token numbers."""
 
-    Attributes:
-        text: a ``tokenizer.json``.
-        outputs: those of :data:`INPUTS` to make.
-        length: most tokens of a text.
-        pad_token: fills texts up to ``length``; ``None`` to leave them as they are.
-        padding_side: where they are filled up.
-        truncation_side: where they are cut off.
-        special_tokens: whether to add those that models expect, such as ``[CLS]``.
-        pairs: whether there is a second text.
-        keep: whether null texts have null outputs, instead of being an error.
-        column: name of the column, for errors.
-    """
-
-    text: str
-    outputs: tuple[str, ...]
-    length: int
-    pad_token: str | None = None
-    padding_side: str = "right"
-    truncation_side: str = "right"
-    special_tokens: bool = True
-    pairs: bool = False
-    keep: bool = False
-    column: str = ""
+    text: str  # a ``tokenizer.json``
+    outputs: tuple[str, ...]  # those of :data:`INPUTS` to make
+    length: int  # most tokens of a text
+    pad_token: str | None = None  # fills texts up to ``length``; ``None`` to leave them as they are
+    padding_side: str = "right"  # where they are filled up
+    truncation_side: str = "right"  # where they are cut off
+    special_tokens: bool = True  # whether to add those that models expect, such as ``[CLS]``
+    pairs: bool = False  # whether there is a second text
+    keep: bool = False  # whether null texts have null outputs, instead of being an error
+    column: str = ""  # name of the column, for errors
 
     @property
     def arity(self) -> int:
@@ -215,15 +193,10 @@ class TokenEncoding:
 
 @dataclass(frozen=True)
 class Decoding:
-    """Turns token numbers into texts.
+    """Turns token numbers into texts."""
 
-    Attributes:
-        text: a ``tokenizer.json``.
-        skip_special: whether special tokens, such as padding, are left out.
-    """
-
-    text: str
-    skip_special: bool = True
+    text: str  # a ``tokenizer.json``
+    skip_special: bool = True  # whether special tokens, such as padding, are left out
     arity: int = 1
     names: tuple[str, ...] = ()
 

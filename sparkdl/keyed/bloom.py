@@ -74,15 +74,10 @@ class CountingBloom:
 
 
 class LookupCounts(NamedTuple):
-    """What look-ups of ids without an entry have led to.
+    """What look-ups of ids without an entry have led to."""
 
-    Attributes:
-        total: how often each id was looked up, or more.
-        more: by how much the number of ids that wait for a row has grown.
-    """
-
-    total: NDArray[np.int64]
-    more: int
+    total: NDArray[np.int64]  # how often each id was looked up, or more
+    more: int  # by how much the number of ids that wait for a row has grown
 
 
 def count(

@@ -28,34 +28,24 @@ class Entries:
     """Entries of a table: all of them, or those that have changed since some iteration.
 
     A change is made by removing the entries in ``gone``, and then writing the others; see :func:`merged`.
-
-    Attributes:
-        ids: the ids, each once.
-        counts: how often each was looked up in training.
-        last: completed iterations when it was looked up last.
-        admitted: whether it has a row.
-        columns: by name, the rows, and the optimizer's state of each, of those ids that have one.
-        scalars: the optimizer's state of the table as a whole.
-        gone: ids that were evicted, in the order of evictions; some of them may have come back.
-        gone_at: completed iterations when each was.
-        since: these are the entries that have changed since so many completed iterations; 0 for all.
-        logged: changes since fewer completed iterations cannot be told from those since 0.
-        pages: counters of ids that have no entry, by page; ``None`` if there are none. See
-            :class:`~sparkdl.keyed.bloom.CountingBloom`.
-        spread: how many pages have the counters of all ids; ids of a page have one owner. 0 without pages.
     """
 
-    ids: Ids
-    counts: NDArray[np.int64]
-    last: NDArray[np.int64]
-    admitted: NDArray[np.bool_]
+    ids: Ids  # the ids, each once
+    counts: NDArray[np.int64]  # how often each was looked up in training
+    last: NDArray[np.int64]  # completed iterations when it was looked up last
+    admitted: NDArray[np.bool_]  # whether it has a row
+    # by name, the rows, and the optimizer's state of each, of those ids that have one
     columns: Mapping[str, Array]
-    scalars: Mapping[str, Any] = field(default_factory=dict)
+    scalars: Mapping[str, Any] = field(default_factory=dict)  # the optimizer's state of the table as a whole
+    # ids that were evicted, in the order of evictions; some of them may have come back
     gone: Ids = field(default_factory=_no_ids)
-    gone_at: NDArray[np.int64] = field(default_factory=_no_ids)
-    since: int = 0
-    logged: int = 0
+    gone_at: NDArray[np.int64] = field(default_factory=_no_ids)  # completed iterations when each was
+    since: int = 0  # these are the entries that have changed since so many completed iterations; 0 for all
+    logged: int = 0  # changes since fewer completed iterations cannot be told from those since 0
+    # counters of ids that have no entry, by page; ``None`` if there are none. See
+    # :class:`~sparkdl.keyed.bloom.CountingBloom`.
     pages: Entries | None = None
+    # how many pages have the counters of all ids; ids of a page have one owner. 0 without pages.
     spread: int = 0
 
     def where(self, chosen: NDArray[np.bool_]) -> Entries:

@@ -18,32 +18,20 @@ _NONE = -1
 
 
 class LoadedCode(NamedTuple):
-    """Entries without their rows.
-
-    Attributes:
-        ids: the ids.
-        counts: how often each was looked up.
-        last: completed iterations when it was looked up last.
-        admitted: whether it has a row.
-    """
+    """Entries without their rows."""
 
     ids: Ids
-    counts: NDArray[np.int64]
-    last: NDArray[np.int64]
-    admitted: NDArray[np.bool_]
+    counts: NDArray[np.int64]  # how often each was looked up
+    last: NDArray[np.int64]  # completed iterations when it was looked up last
+    admitted: NDArray[np.bool_]  # whether it has a row
 
 
 class Counted(NamedTuple):
-    """Entries whose look-ups have been counted.
+    """Entries whose look-ups have been counted."""
 
-    Attributes:
-        total: how often each was looked up.
-        admitted: whether it has a row.
-        before: completed iterations when it was looked up the last time before; 0 for a new one.
-    """
-
-    total: NDArray[np.int64]
-    admitted: NDArray[np.bool_]
+    total: NDArray[np.int64]  # how often each was looked up
+    admitted: NDArray[np.bool_]  # whether it has a row
+    # completed iterations when it was looked up the last time before; 0 for a new one
     before: NDArray[np.int64]
 
 

@@ -27,28 +27,18 @@ _LEAST_LOG = 4096
 
 @dataclass(frozen=True, slots=True)
 class TableRule:
-    """How the entries of a table come and go.
+    """How the entries of a table come and go."""
 
-    Attributes:
-        width: elements of a row.
-        dtype: of the rows.
-        seed: from which, with its id, the first row of an id follows.
-        std: standard deviation of first rows.
-        min_count: look-ups after which an id gets a row.
-        max_age: iterations without a look-up after which an entry is evicted; ``None`` for no limit.
-        min_norm: rows with a smaller Euclidean norm are evicted; 0 for none.
-        evict_every: iterations from one eviction to the next.
-        counters: count look-ups of ids without a row; ``None``: such ids have entries.
-    """
-
-    width: int
-    dtype: str
-    seed: int
-    std: float
-    min_count: int = 1
+    width: int  # elements of a row
+    dtype: str  # of the rows
+    seed: int  # from which, with its id, the first row of an id follows
+    std: float  # standard deviation of first rows
+    min_count: int = 1  # look-ups after which an id gets a row
+    # iterations without a look-up after which an entry is evicted; ``None`` for no limit
     max_age: int | None = None
-    min_norm: float = 0.0
-    evict_every: int = 1000
+    min_norm: float = 0.0  # rows with a smaller Euclidean norm are evicted; 0 for none
+    evict_every: int = 1000  # iterations from one eviction to the next
+    # count look-ups of ids without a row; ``None``: such ids have entries
     counters: CountingBloom | None = None
 
     @property

@@ -34,17 +34,12 @@ class RowSource(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class GivenRows:
-    """Rows of some ids, as a leaf that gets their gradient.
+    """Rows of some ids, as a leaf that gets their gradient."""
 
-    Attributes:
-        ids: ascending.
-        places: of each id, the number of its row in ``rows``; -1 for ids without a row.
-        rows: shape (n, width).
-    """
-
-    ids: Ids
+    ids: Ids  # ascending
+    # of each id, the number of its row in ``rows``; -1 for ids without a row
     places: np.ndarray[Any, np.dtype[np.int64]]
-    rows: Tensor
+    rows: Tensor  # shape (n, width)
 
     def __call__(self, table: EmbeddingVariable, ids: Tensor) -> tuple[Tensor, Tensor]:
         """Return the places of the ids, and the rows."""

@@ -33,21 +33,14 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class BatchLoss:
-    """Loss, weight and rows of a task's share of the batch, beside its gradient.
+    """Loss, weight and rows of a task's share of the batch, beside its gradient."""
 
-    Attributes:
-        loss: mean loss of the share, weighted by the samples' weights.
-        weight: sum of the samples' weights, or their number without weights.
-        rows: number of samples, without those that were left out.
-        dropped: number of samples that were left out.
-        extras: further scalars of a step, means over the share like the loss.
-    """
-
-    loss: float
-    weight: float
-    rows: int
+    loss: float  # mean loss of the share, weighted by the samples' weights
+    weight: float  # sum of the samples' weights, or their number without weights
+    rows: int  # number of samples, without those that were left out
+    # further scalars of a step, means over the share like the loss
     extras: dict[str, float] = field(default_factory=dict)
-    dropped: int = 0
+    dropped: int = 0  # number of samples that were left out
     divisor: float = field(default=math.nan)
 
     def __post_init__(self) -> None:
@@ -57,20 +50,15 @@ class BatchLoss:
 
 @dataclass(frozen=True, slots=True)
 class Gradient:
-    """The gradient of a partition's rows.
+    """The gradient of a partition's rows."""
 
-    Attributes:
-        values: its mean gradient, shape (n,), where it was computed; with local steps the pseudo-gradient,
-            weights before minus weights after.
-        used: per parameter of the layout, whether it has one.
-        touched: rows that have one, by parameter, where the gradient is row-sparse.
-        weight: its weight in the mean over partitions: what the loss was divided by.
-    """
-
+    # its mean gradient, shape (n,), where it was computed; with local steps the pseudo-gradient, weights
+    # before minus weights after
     values: Tensor
-    used: NDArray[np.bool_]
+    used: NDArray[np.bool_]  # per parameter of the layout, whether it has one
+    # rows that have one, by parameter, where the gradient is row-sparse
     touched: Mapping[int, NDArray[np.bool_]]
-    weight: float
+    weight: float  # its weight in the mean over partitions: what the loss was divided by
 
 
 def forward_backward(

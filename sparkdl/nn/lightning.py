@@ -28,34 +28,24 @@ _LIBRARIES = ("lightning.pytorch", "pytorch_lightning")
 
 @dataclass(frozen=True, slots=True)
 class LightningSchedule:
-    """A learning-rate schedule of ``configure_optimizers``.
+    """A learning-rate schedule of ``configure_optimizers``."""
 
-    Attributes:
-        factory: makes the scheduler for any optimizer with as many parameter groups.
-        interval: what it counts, ``"epoch"`` or ``"step"``.
-        frequency: how many of these pass between two steps of the scheduler.
-        monitor: name of the value that a ReduceLROnPlateau follows; ``None`` for other schedulers.
-    """
-
+    # makes the scheduler for any optimizer with as many parameter groups
     factory: Callable[[Optimizer], LRScheduler]
-    interval: str = "epoch"
-    frequency: int = 1
+    interval: str = "epoch"  # what it counts, ``"epoch"`` or ``"step"``
+    frequency: int = 1  # how many of these pass between two steps of the scheduler
+    # name of the value that a ReduceLROnPlateau follows; ``None`` for other schedulers
     monitor: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class LightningParts:
-    """The training setup of a LightningModule.
+    """The training setup of a LightningModule."""
 
-    Attributes:
-        objective: its ``training_step``.
-        optimizer: its optimizer, over its own parameters; ``None`` if it configures none.
-        schedule: its schedule, if it has one.
-    """
-
-    objective: LightningObjective
+    objective: LightningObjective  # its ``training_step``
+    # its optimizer, over its own parameters; ``None`` if it configures none
     optimizer: Optimizer | None = None
-    schedule: LightningSchedule | None = None
+    schedule: LightningSchedule | None = None  # its schedule, if it has one
 
 
 def is_lightning(module: nn.Module) -> bool:

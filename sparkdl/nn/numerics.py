@@ -31,29 +31,26 @@ _PRECISIONS = ("fp32", "bf16")
 class Numerics:
     """Options that change how tasks compute; results change by rounding only.
 
-    Attributes:
-        precision: ``"fp32"`` for the parameters' own precision, ``"bf16"`` for forward pass and loss
-            in ``torch.autocast`` with bfloat16. Weights, gradients and the update stay float32, and
-            bfloat16 has its range, so that no loss scaling is needed. On a CPU it is faster only
-            where that has instructions for it (AVX-512 BF16, AMX).
-        compile: whether to ``torch.compile`` the module's forward, or keyword arguments for it. A
-            task that cannot compile warns once and goes on without. Every Python worker compiles
-            for itself; a step that calls only submodules has nothing compiled.
-        channels_last: whether 4-D floating-point inputs are passed in the channels-last memory
-            format, which convolutions then keep. The weights are views of one flat vector and stay
-            contiguous; the kernels reorder them. Such a module must use ``flatten`` or ``reshape``
-            instead of ``view``.
-        checkpoint_activations: names of submodules, or patterns such as ``"layers.*"``, whose
-            activations are computed again in the backward pass instead of kept. Gradients and
-            buffers are the same to the bit. Of nested matches the outermost counts.
-
     Raises:
         ConfigError: if a value cannot work.
     """
 
+    # ``"fp32"`` for the parameters' own precision, ``"bf16"`` for forward pass and loss in ``torch.autocast``
+    # with bfloat16. Weights, gradients and the update stay float32, and bfloat16 has its range, so that no
+    # loss scaling is needed. On a CPU it is faster only where that has instructions for it (AVX-512 BF16,
+    # AMX).
     precision: str = "fp32"
+    # whether to ``torch.compile`` the module's forward, or keyword arguments for it. A task that cannot
+    # compile warns once and goes on without. Every Python worker compiles for itself; a step that calls only
+    # submodules has nothing compiled.
     compile: bool | Mapping[str, Any] = False
+    # whether 4-D floating-point inputs are passed in the channels-last memory format, which convolutions then
+    # keep. The weights are views of one flat vector and stay contiguous; the kernels reorder them. Such a
+    # module must use ``flatten`` or ``reshape`` instead of ``view``.
     channels_last: bool = False
+    # names of submodules, or patterns such as ``"layers.*"``, whose activations are computed again in the
+    # backward pass instead of kept. Gradients and buffers are the same to the bit. Of nested matches the
+    # outermost counts.
     checkpoint_activations: Sequence[str] = ()
 
     def __post_init__(self) -> None:

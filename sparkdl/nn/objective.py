@@ -29,29 +29,20 @@ _LOW_PRECISION = (torch.bfloat16, torch.float16)
 
 @dataclass(frozen=True, slots=True)
 class Evaluated:
-    """The result of an objective for one batch.
+    """The result of an objective for one batch."""
 
-    Attributes:
-        loss: scalar mean over the batch, weighted by the samples' weights.
-        extras: further scalars by name, means over the batch.
-        output: the output, for metrics; only from :meth:`Objective.evaluate`.
-        divisor: what the loss has been divided by, such as the number of labels that count; ``None`` if it
-            is a mean over rows.
-    """
-
-    loss: Tensor
-    extras: dict[str, float] = field(default_factory=dict)
-    output: Any = None
+    loss: Tensor  # scalar mean over the batch, weighted by the samples' weights
+    extras: dict[str, float] = field(default_factory=dict)  # further scalars by name, means over the batch
+    output: Any = None  # the output, for metrics; only from :meth:`Objective.evaluate`
+    # what the loss has been divided by, such as the number of labels that count; ``None`` if it is a mean
+    # over rows
     divisor: float | None = None
 
 
 class Objective(ABC):
-    """The loss, and the measures of an evaluation.
+    """The loss, and the measures of an evaluation."""
 
-    Attributes:
-        scores: whether the further scalars of an evaluation are scores, beside those of metrics.
-    """
-
+    # whether the further scalars of an evaluation are scores, beside those of metrics
     scores: ClassVar[bool] = False
 
     @abstractmethod
@@ -77,13 +68,9 @@ class Objective(ABC):
 
 @dataclass(frozen=True, slots=True)
 class LossObjective(Objective):
-    """Minimise ``loss(output, label)``, or ``loss(output, inputs)`` without a label.
+    """Minimise ``loss(output, label)``, or ``loss(output, inputs)`` without a label."""
 
-    Attributes:
-        loss: gives a scalar mean over the batch, or one loss per sample.
-    """
-
-    loss: Loss
+    loss: Loss  # gives a scalar mean over the batch, or one loss per sample
 
     def __call__(self, module: nn.Module, batch: Batch) -> Evaluated:
         """Return the loss; the output is let go of."""
@@ -111,15 +98,12 @@ class LossObjective(Objective):
 
 @dataclass(frozen=True, slots=True)
 class StepObjective(Objective):
-    """Minimise the result of a function of the user's.
+    """Minimise the result of a function of the user's."""
 
-    Attributes:
-        step: ``step(module, batch)`` gives the loss, a scalar mean or one value per sample, or a
-            dict with ``"loss"``, an ``"output"`` for metrics if there is one, and further scalars
-            (means over the batch) to report. ``"divisor"`` says what a scalar loss has been divided by,
-            if that is not the number of rows. It calls neither ``backward`` nor ``zero_grad``.
-    """
-
+    # ``step(module, batch)`` gives the loss, a scalar mean or one value per sample, or a dict with
+    # ``"loss"``, an ``"output"`` for metrics if there is one, and further scalars (means over the batch) to
+    # report. ``"divisor"`` says what a scalar loss has been divided by, if that is not the number of rows. It
+    # calls neither ``backward`` nor ``zero_grad``.
     step: Step
 
     def __call__(self, module: nn.Module, batch: Batch) -> Evaluated:

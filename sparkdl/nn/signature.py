@@ -21,31 +21,22 @@ _PROBE_ROWS = 2  # one row would look like a constant, and squeeze() would take 
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """One tensor that a module takes or gives.
+    """One tensor that a module takes or gives."""
 
-    Attributes:
-        shape: shape of one row; ``None`` if not known.
-        dtype: numpy dtype name; ``None`` if not known.
-        key: of an output its position or key in the module's output, ``None`` if it is the output. Of an
-            input the name of the argument, ``None`` if it is given by position.
-    """
-
-    shape: tuple[int, ...] | None = None
-    dtype: str | None = None
+    shape: tuple[int, ...] | None = None  # shape of one row; ``None`` if not known
+    dtype: str | None = None  # numpy dtype name; ``None`` if not known
+    # of an output its position or key in the module's output, ``None`` if it is the output. Of an input the
+    # name of the argument, ``None`` if it is given by position.
     key: int | str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """Inputs and outputs of a module.
+    """Inputs and outputs of a module."""
 
-    Attributes:
-        inputs: the module's inputs, in order; one tensor, several positional ones, or named ones.
-        outputs: its outputs; empty if not known.
-    """
-
+    # the module's inputs, in order; one tensor, several positional ones, or named ones
     inputs: tuple[TensorSpec, ...] = ()
-    outputs: tuple[TensorSpec, ...] = ()
+    outputs: tuple[TensorSpec, ...] = ()  # its outputs; empty if not known
 
     def of_any_length(self, ragged: Sequence[bool]) -> Signature:
         """Return it with no shape for the inputs whose rows differ in length."""

@@ -22,11 +22,9 @@ class Commit(Checkpoint):
 
     What a failed run has learned of a batch counts for nothing: the batch comes again, and begins with the
     checkpoint before it.
-
-    Attributes:
-        entry: returns the ledger with this batch, for the number of completed iterations.
     """
 
+    # returns the ledger with this batch, for the number of completed iterations
     entry: Callable[[int], Ledger] = staticmethod(lambda iteration: Ledger())
 
     def __init__(self, path: Path) -> None:

@@ -18,24 +18,18 @@ _SCORE, _TOTAL, _OTHER = "score.", "total.", "other."
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """The batches that a checkpoint has learned; a part of the checkpoint, so that both are of one moment.
+    """The batches that a checkpoint has learned; a part of the checkpoint, so that both are of one moment."""
 
-    Attributes:
-        stream: id of the query whose batches these are; empty for batches from elsewhere.
-        batch: number of the last batch, -1 before the first.
-        batches: how many there were, of all streams.
-        numbers: of the last batches, number, rows, and completed iterations after it; shape (n, 3).
-        scores: likewise the prequential scores by name, NaN where there was none.
-        totals: by score, its sum over all batches, weighted by rows, and the sum of these weights.
-        others: numbers of the last batches of other streams, by id.
-    """
-
-    stream: str = ""
-    batch: int = -1
-    batches: int = 0
+    stream: str = ""  # id of the query whose batches these are; empty for batches from elsewhere
+    batch: int = -1  # number of the last batch, -1 before the first
+    batches: int = 0  # how many there were, of all streams
+    # of the last batches, number, rows, and completed iterations after it; shape (n, 3)
     numbers: Array = field(default_factory=lambda: np.empty((0, len(_COLUMNS)), np.int64))
+    # likewise the prequential scores by name, NaN where there was none
     scores: Mapping[str, Array] = field(default_factory=dict)
+    # by score, its sum over all batches, weighted by rows, and the sum of these weights
     totals: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    # numbers of the last batches of other streams, by id
     others: Mapping[str, int] = field(default_factory=dict)
 
     @property

@@ -21,16 +21,12 @@ class Penalty:
 
     Other than an optimizer's ``weight_decay`` it takes part in clipping.
 
-    Attributes:
-        l1: adds ``l1 * sign(w)`` to the gradient.
-        l2: adds ``l2 * w`` to the gradient.
-
     Raises:
         ConfigError: if one is negative or not finite.
     """
 
-    l1: float = 0.0
-    l2: float = 0.0
+    l1: float = 0.0  # adds ``l1 * sign(w)`` to the gradient
+    l2: float = 0.0  # adds ``l2 * w`` to the gradient
 
     def __post_init__(self) -> None:
         for name, value in (("l1", self.l1), ("l2", self.l2)):

@@ -10,19 +10,12 @@ from sparkdl.wire.layout import ParamLayout, TensorPlace
 
 
 class Segment(NamedTuple):
-    """The part of one parameter that lies in a stretch.
+    """The part of one parameter that lies in a stretch."""
 
-    Attributes:
-        param: index of the parameter in the layout.
-        start: first element, in the flat vector of all weights.
-        stop: one past the last element.
-        whole: whether it is all of the parameter.
-    """
-
-    param: int
-    start: int
-    stop: int
-    whole: bool
+    param: int  # index of the parameter in the layout
+    start: int  # first element, in the flat vector of all weights
+    stop: int  # one past the last element
+    whole: bool  # whether it is all of the parameter
 
 
 def segments(layout: ParamLayout, start: int, stop: int) -> Iterator[Segment]:

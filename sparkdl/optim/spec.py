@@ -32,17 +32,11 @@ GroupOf = Callable[[nn.Parameter], int]
 
 
 class Built(NamedTuple):
-    """An optimizer over some tensors.
-
-    Attributes:
-        optimizer: the optimizer.
-        groups: index of each of its parameter groups among all groups of the spec.
-        scope: what its step needs to see at once.
-    """
+    """An optimizer over some tensors."""
 
     optimizer: torch.optim.Optimizer
-    groups: list[int]
-    scope: Scope = "element"
+    groups: list[int]  # index of each of its parameter groups among all groups of the spec
+    scope: Scope = "element"  # what its step needs to see at once
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,19 +17,13 @@ _METADATA, _ABOUT, _SEAL = "__metadata__", "sparkdl", "seal"
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """What a file of changes says of itself.
+    """What a file of changes says of itself."""
 
-    Attributes:
-        since: completed iterations of the version that it changes.
-        until: completed iterations of the version after.
-        identity: of that version; ``None`` in files of earlier releases, which have no checksum either.
-        base: checksum of the artefact that it changes; empty if it was not known.
-    """
-
-    since: int
-    until: int
+    since: int  # completed iterations of the version that it changes
+    until: int  # completed iterations of the version after
+    # of that version; ``None`` in files of earlier releases, which have no checksum either
     identity: Identity | None = None
-    base: str = ""
+    base: str = ""  # checksum of the artefact that it changes; empty if it was not known
 
 
 def sealed(data: bytes, about: About, aliases: Mapping[str, str]) -> bytes:

@@ -41,20 +41,14 @@ _SAVE_PICKLED = (
 
 @dataclass(frozen=True)
 class Content:
-    """A built module and other values, to be written or as read.
+    """A built module and other values, to be written or as read."""
 
-    Attributes:
-        module: with its weights; ``None`` if there is none but, say, a factory among the attributes.
-        source: where the module's code comes from.
-        signature: what goes into the module and comes out.
-        attributes: other values by name.
-        table: what a model of a table knows of its columns and labels, as JSON has it.
-    """
-
+    # with its weights; ``None`` if there is none but, say, a factory among the attributes
     module: nn.Module | None = None
-    source: ModuleSource | None = None
-    signature: Signature | None = None
-    attributes: Mapping[str, Any] = field(default_factory=dict)
+    source: ModuleSource | None = None  # where the module's code comes from
+    signature: Signature | None = None  # what goes into the module and comes out
+    attributes: Mapping[str, Any] = field(default_factory=dict)  # other values by name
+    # what a model of a table knows of its columns and labels, as JSON has it
     table: Mapping[str, Any] | None = None
 
 

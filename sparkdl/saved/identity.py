@@ -33,16 +33,11 @@ _MOST = 256
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """A moment of a run.
+    """A moment of a run."""
 
-    Attributes:
-        run: random name of the run's start; empty for what an earlier release wrote.
-        iteration: completed iterations, also those of starts before.
-        before: the starts that led to this one, the oldest first, and at which iteration each was left.
-    """
-
-    run: str
-    iteration: int = 0
+    run: str  # random name of the run's start; empty for what an earlier release wrote
+    iteration: int = 0  # completed iterations, also those of starts before
+    # the starts that led to this one, the oldest first, and at which iteration each was left
     before: tuple[tuple[str, int], ...] = ()
 
     @classmethod

@@ -32,17 +32,11 @@ _SHA256 = re.compile(r"[0-9a-f]{64}", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class ChangesFile:
-    """A file that leads from one version to another.
+    """A file that leads from one version to another."""
 
-    Attributes:
-        since: completed iterations of the version before.
-        until: completed iterations of the version after.
-        sha256: checksum of the file.
-    """
-
-    since: int
-    until: int
-    sha256: str
+    since: int  # completed iterations of the version before
+    until: int  # completed iterations of the version after
+    sha256: str  # checksum of the file
 
     @property
     def name(self) -> str:
@@ -52,24 +46,17 @@ class ChangesFile:
 
 @dataclass(frozen=True, slots=True)
 class Current:
-    """What ``current.json`` says.
+    """What ``current.json`` says."""
 
-    Attributes:
-        iteration: completed iterations of the version that is served.
-        batches: batches of the stream that it has learned.
-        seconds: when it was published, in seconds since 1970.
-        changes: what leads to it from a version that was saved as a whole, in this order.
-        run: of which run it is (:class:`sparkdl.saved.identity.Identity`); empty if an earlier release has
-            published it.
-        digest: checksum of the version that was saved as a whole; likewise.
-    """
-
-    iteration: int
-    batches: int = 0
-    seconds: float = 0.0
+    iteration: int  # completed iterations of the version that is served
+    batches: int = 0  # batches of the stream that it has learned
+    seconds: float = 0.0  # when it was published, in seconds since 1970
+    # what leads to it from a version that was saved as a whole, in this order
     changes: tuple[ChangesFile, ...] = ()
+    # of which run it is (:class:`sparkdl.saved.identity.Identity`); empty if an earlier release has published
+    # it
     run: str = ""
-    digest: str = ""
+    digest: str = ""  # checksum of the version that was saved as a whole; likewise
 
     @property
     def base(self) -> int:
@@ -144,15 +131,10 @@ def changes_of(name: str) -> tuple[int, int] | None:
 
 @dataclass(frozen=True, slots=True)
 class Chains:
-    """The versions of a folder, and which files lead to each.
+    """The versions of a folder, and which files lead to each."""
 
-    Attributes:
-        complete: completed iterations of the versions that were saved as a whole.
-        changes: since when each file of changes is, by where it leads.
-    """
-
-    complete: frozenset[int]
-    changes: Mapping[int, int]
+    complete: frozenset[int]  # completed iterations of the versions that were saved as a whole
+    changes: Mapping[int, int]  # since when each file of changes is, by where it leads
 
     @classmethod
     def of(cls, names: Iterable[str]) -> Chains:

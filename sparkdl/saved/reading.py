@@ -40,15 +40,10 @@ from sparkdl.saved.trust import Entry, Trust
 
 @dataclass(frozen=True, slots=True)
 class SavedVersion:
-    """Which version of a model was read.
+    """Which version of a model was read."""
 
-    Attributes:
-        base: tells complete saves apart.
-        changes: what was changed in it since.
-    """
-
-    base: str
-    changes: tuple[ChangesFile, ...] = ()
+    base: str  # tells complete saves apart
+    changes: tuple[ChangesFile, ...] = ()  # what was changed in it since
 
     @property
     def name(self) -> str:

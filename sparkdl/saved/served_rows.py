@@ -40,17 +40,11 @@ _DTYPES = {"I64": np.int64, "F32": np.float32, "F64": np.float64}
 
 @dataclass(frozen=True, slots=True)
 class ExportedRows:
-    """The rows of a table, to be written.
+    """The rows of a table, to be written."""
 
-    Attributes:
-        ids: ascending.
-        look_up: returns the rows of some of them.
-        other: row of ids that are not there.
-    """
-
-    ids: Ids
-    look_up: Callable[[Ids], Array]
-    other: Array
+    ids: Ids  # ascending
+    look_up: Callable[[Ids], Array]  # returns the rows of some of them
+    other: Array  # row of ids that are not there
 
 
 def write_rows(

@@ -38,14 +38,10 @@ _INSTEAD = "pass a class or function and its arguments instead of an instance"
 
 @dataclasses.dataclass(frozen=True)
 class ModuleSource:
-    """Import path and arguments from which a module is built again.
+    """Import path and arguments from which a module is built again."""
 
-    Attributes:
-        path: ``"package.module:Class"``, or a function that returns a module.
-        arguments: its keyword arguments; what :func:`encode` takes.
-    """
-
-    path: str
+    path: str  # ``"package.module:Class"``, or a function that returns a module
+    # its keyword arguments; what :func:`encode` takes
     arguments: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     @classmethod

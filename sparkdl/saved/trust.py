@@ -24,14 +24,10 @@ _GUARDED = sys.stdlib_module_names | {"numpy", "pyspark", "sparkdl", "torch", "t
 
 @dataclass(frozen=True)
 class Trust:
-    """Names that a description may use beside the listed ones.
+    """Names that a description may use beside the listed ones."""
 
-    Attributes:
-        prefixes: packages, modules, and paths of single classes.
-        everything: whether any name is good. For files that hold a pickle, which can do anything anyway.
-    """
-
-    prefixes: frozenset[str] = frozenset()
+    prefixes: frozenset[str] = frozenset()  # packages, modules, and paths of single classes
+    # whether any name is good. For files that hold a pickle, which can do anything anyway.
     everything: bool = False
 
     @classmethod

@@ -51,16 +51,12 @@ _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 class Chunk:
     """A piece of the stream.
 
-    Attributes:
-        offset: where it begins; the header is the piece at 0.
-        data: its bytes.
-
     Raises:
         ConfigError: if these are something else, as damaged files may have it.
     """
 
-    offset: int
-    data: bytes
+    offset: int  # where it begins; the header is the piece at 0
+    data: bytes  # its bytes
 
     def __post_init__(self) -> None:
         if type(self.offset) is not int or self.offset < 0 or type(self.data) is not bytes:

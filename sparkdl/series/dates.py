@@ -15,21 +15,14 @@ NO_INSTANT = int(np.iinfo(np.int64).min)
 
 @dataclass(frozen=True, slots=True)
 class Dates:
-    """When the steps of a series are.
+    """When the steps of a series are."""
 
-    Attributes:
-        frequency: distance of the steps.
-        day: of the month, see :meth:`sparkdl.series.frequency.Frequency.day`.
-        clock: time of each step up to that of the last row, int64.
-        last: what the times after the last row are counted from.
-        instants: where the clock is that of a time zone, microseconds since 1970 in UTC of each step's row,
-            and ``NO_INSTANT`` where it has none: an hour that a clock repeats is two instants.
-    """
-
-    frequency: Frequency
-    day: int
-    clock: Array
-    last: int
+    frequency: Frequency  # distance of the steps
+    day: int  # of the month, see :meth:`sparkdl.series.frequency.Frequency.day`
+    clock: Array  # time of each step up to that of the last row, int64
+    last: int  # what the times after the last row are counted from
+    # where the clock is that of a time zone, microseconds since 1970 in UTC of each step's row, and
+    # ``NO_INSTANT`` where it has none: an hour that a clock repeats is two instants
     instants: Array | None = None
 
     @classmethod

@@ -14,19 +14,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """The columns that errors are computed of.
+    """The columns that errors are computed of."""
 
-    Attributes:
-        value: what came; rows where it is null do not count.
-        forecast: what was forecast.
-        quantiles: by level, the column of a quantile.
-        scale: the mean absolute error of a seasonal naive forecast before the forecast.
-    """
-
-    value: Column
-    forecast: Column
-    quantiles: Mapping[float, Column]
-    scale: Column
+    value: Column  # what came; rows where it is null do not count
+    forecast: Column  # what was forecast
+    quantiles: Mapping[float, Column]  # by level, the column of a quantile
+    scale: Column  # the mean absolute error of a seasonal naive forecast before the forecast
 
 
 def _mae(of: Scored) -> Column:

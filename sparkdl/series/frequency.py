@@ -30,13 +30,10 @@ class Frequency:
     A time belongs to the nearest step, counted from the series' first time; in months, quarters and years to
     the one that its calendar month is in. Days and what is longer are counted on the calendar: times are
     those of a clock on the wall there.
-
-    Attributes:
-        every: so many units.
-        unit: ``s``, ``min``, ``h``, ``D``, ``W``, ``M``, ``Q``, ``Y``, or empty for times that are integers.
     """
 
-    every: int = 1
+    every: int = 1  # so many units
+    # ``s``, ``min``, ``h``, ``D``, ``W``, ``M``, ``Q``, ``Y``, or empty for times that are integers
     unit: str = ""
 
     @classmethod

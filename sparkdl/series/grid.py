@@ -19,25 +19,15 @@ _MOST_EMPTY = 1000  # steps of a gap for each row of the series: a frequency tha
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """One series on its grid.
+    """One series on its grid."""
 
-    Attributes:
-        id: what its id column holds.
-        dates: when its steps are.
-        target: value of each step, without gaps, float64.
-        observed: which of them were there.
-        past: covariates of these steps, shape (steps, columns).
-        known: covariates whose future is known; it may have more steps.
-        static: shape (columns,).
-    """
-
-    id: Any
-    dates: Dates
-    target: Array
-    observed: Array
-    past: Array
-    known: Array
-    static: Array
+    id: Any  # what its id column holds
+    dates: Dates  # when its steps are
+    target: Array  # value of each step, without gaps, float64
+    observed: Array  # which of them were there
+    past: Array  # covariates of these steps, shape (steps, columns)
+    known: Array  # covariates whose future is known; it may have more steps
+    static: Array  # shape (columns,)
 
     def __len__(self) -> int:
         return len(self.target)

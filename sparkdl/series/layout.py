@@ -14,35 +14,21 @@ MISSING = ("error", "linear", "previous", "zero")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """What the columns of a panel are, and how its series become windows.
+    """What the columns of a panel are, and how its series become windows."""
 
-    Attributes:
-        id: column that tells series apart; empty if all rows are one series.
-        time: column of times: dates, timestamps or integers.
-        target: column to forecast.
-        past: columns of covariates that are known up to the present.
-        known: columns of covariates whose future is known, such as calendars and plans.
-        static: columns with one number for each series.
-        frequency: distance of the steps.
-        steps: steps of the past that the module sees.
-        horizon: steps to forecast.
-        scaling: how each series is scaled: ``standard``, ``mean``, ``none``.
-        missing: what the target is at steps without a value: ``error``, ``linear``, ``previous``, ``zero``.
-        skip: whether series that cannot be used are left out; they are an error otherwise.
-    """
-
-    id: str
-    time: str
-    target: str
-    past: Sequence[str] = ()
-    known: Sequence[str] = ()
-    static: Sequence[str] = ()
-    frequency: Frequency
-    steps: int
-    horizon: int
-    scaling: str = "standard"
+    id: str  # column that tells series apart; empty if all rows are one series
+    time: str  # column of times: dates, timestamps or integers
+    target: str  # column to forecast
+    past: Sequence[str] = ()  # columns of covariates that are known up to the present
+    known: Sequence[str] = ()  # columns of covariates whose future is known, such as calendars and plans
+    static: Sequence[str] = ()  # columns with one number for each series
+    frequency: Frequency  # distance of the steps
+    steps: int  # steps of the past that the module sees
+    horizon: int  # steps to forecast
+    scaling: str = "standard"  # how each series is scaled: ``standard``, ``mean``, ``none``
+    # what the target is at steps without a value: ``error``, ``linear``, ``previous``, ``zero``
     missing: str = "linear"
-    skip: bool = False
+    skip: bool = False  # whether series that cannot be used are left out; they are an error otherwise
 
     @property
     def inputs(self) -> tuple[str, ...]:

@@ -30,18 +30,13 @@ _BATCH_ROWS = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Which windows of a series are meant.
+    """Which windows of a series are meant."""
 
-    Attributes:
-        stride: steps from the start of a window to that of the next; the last window ends with the series.
-        withheld: steps at the end of each series that are not used at all.
-        held: steps before these that only validation forecasts.
-        validation: whether the windows whose horizon lies in them are meant; otherwise those before.
-    """
-
+    # steps from the start of a window to that of the next; the last window ends with the series
     stride: int = 1
-    withheld: int = 0
-    held: int = 0
+    withheld: int = 0  # steps at the end of each series that are not used at all
+    held: int = 0  # steps before these that only validation forecasts
+    # whether the windows whose horizon lies in them are meant; otherwise those before
     validation: bool = False
 
     def length(self, series: Series) -> int:

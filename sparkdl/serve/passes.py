@@ -16,15 +16,10 @@ _VALUES = 1 << 22
 
 @dataclass(frozen=True, slots=True)
 class Passes:
-    """Forward passes over some rows.
+    """Forward passes over some rows."""
 
-    Attributes:
-        rows: of each pass: a slice, or the numbers of its rows.
-        order: the rows in the order of the passes; ``None`` if that is their own.
-    """
-
-    rows: Sequence[slice | Array]
-    order: Array | None = None
+    rows: Sequence[slice | Array]  # of each pass: a slice, or the numbers of its rows
+    order: Array | None = None  # the rows in the order of the passes; ``None`` if that is their own
 
     def joined(self, parts: Sequence[Array]) -> Array:
         """Return the outputs of the passes in the order of the rows.

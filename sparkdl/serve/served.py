@@ -43,15 +43,10 @@ MODELS = (TorchModel, TorchClassificationModel, TorchRegressionModel)
 
 @dataclass(frozen=True, slots=True)
 class ModuleInputs:
-    """Rows as the module takes them, checked.
+    """Rows as the module takes them, checked."""
 
-    Attributes:
-        valid: which rows there are results for; the others have null in a column.
-        arrays: of the valid rows, by input of the module.
-    """
-
-    valid: Array
-    arrays: Mapping[str, Array]
+    valid: Array  # which rows there are results for; the others have null in a column
+    arrays: Mapping[str, Array]  # of the valid rows, by input of the module
 
     def __len__(self) -> int:
         return len(self.valid)

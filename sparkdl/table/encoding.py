@@ -38,39 +38,26 @@ _FORMAT = 2  # 1 had no zone
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """A column that becomes a number of mean 0 and deviation 1; null becomes 0.
+    """A column that becomes a number of mean 0 and deviation 1; null becomes 0."""
 
-    Attributes:
-        column: its name.
-        kind: of its values.
-        mean: of the values that were there in the fit.
-        deviation: of these.
-        missing: whether a second number follows, 1 for null and 0 for others: the fit has seen null.
-        knots: increasing, standardised values at which a model may bend; none for two values.
-    """
-
-    column: str
-    kind: Kind
-    mean: float
-    deviation: float
+    column: str  # its name
+    kind: Kind  # of its values
+    mean: float  # of the values that were there in the fit
+    deviation: float  # of these
+    # whether a second number follows, 1 for null and 0 for others: the fit has seen null
     missing: bool = False
+    # increasing, standardised values at which a model may bend; none for two values
     knots: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Category:
-    """A column whose values are numbered: 0 for rare and unseen ones, 1 for null, from 2 those of ``values``.
+    """A column whose values are numbered: 0 for rare and unseen ones, 1 for null, then ``values``."""
 
-    Attributes:
-        column: its name.
-        kind: of its values.
-        values: by number, most frequent first.
-        part: of a date or timestamp, the part that is meant; its values are in the order of the calendar.
-    """
-
-    column: str
-    kind: Kind
-    values: tuple[str, ...]
+    column: str  # its name
+    kind: Kind  # of its values
+    values: tuple[str, ...]  # by number, most frequent first
+    # of a date or timestamp, the part that is meant; its values are in the order of the calendar
     part: Part | None = None
 
     @property
@@ -81,23 +68,16 @@ class Category:
 
 @dataclass(frozen=True)
 class TableEncoding:
-    """Turns columns of a table into two arrays: categories (int32) and numbers (float32).
+    """Turns columns of a table into two arrays: categories (int32) and numbers (float32)."""
 
-    Attributes:
-        numbers: columns that become numbers.
-        categories: columns, and parts of dates, that become categories.
-        left_out: reason by column, for columns that tell rows in no way apart.
-        rows: how many it was fitted on.
-        zone: of the clock that times without a zone follow, and in which an instant has its date: the
-            session's in the fit.
-        clocks: timestamps that had no zone in the fit: what their clocks show is taken as it is.
-    """
-
-    numbers: tuple[Number, ...]
-    categories: tuple[Category, ...]
-    left_out: Mapping[str, str]
-    rows: int
+    numbers: tuple[Number, ...]  # columns that become numbers
+    categories: tuple[Category, ...]  # columns, and parts of dates, that become categories
+    left_out: Mapping[str, str]  # reason by column, for columns that tell rows in no way apart
+    rows: int  # how many it was fitted on
+    # of the clock that times without a zone follow, and in which an instant has its date: the session's in
+    # the fit
     zone: str = UTC
+    # timestamps that had no zone in the fit: what their clocks show is taken as it is
     clocks: tuple[str, ...] = ()
 
     def zone_of(self, column: str) -> str:

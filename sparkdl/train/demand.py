@@ -32,20 +32,14 @@ class Demand:
     a rank does with its rows shrinks with their number, but for a fixed part that two numbers of executors
     tell. Until then, a forecast for fewer executors takes some milliseconds as fixed: runs with short steps
     try them.
-
-    Args:
-        elastic: the rules.
-        ask: asks the cluster for a number of executors; returns whether it takes such wishes.
-        nbytes: of the weights.
-        kind: how gradients become weights.
-        clock: seconds that only grow.
     """
 
-    elastic: Elastic
+    elastic: Elastic  # the rules
+    # asks the cluster for a number of executors; returns whether it takes such wishes
     ask: Callable[[int], bool]
-    nbytes: int
-    kind: Kind = "replicated"
-    clock: Callable[[], float] = monotonic
+    nbytes: int  # of the weights
+    kind: Kind = "replicated"  # how gradients become weights
+    clock: Callable[[], float] = monotonic  # seconds that only grow
     _steps: dict[int, deque[tuple[float, float]]] = field(
         default_factory=lambda: defaultdict(lambda: deque(maxlen=_LASTING)), init=False
     )

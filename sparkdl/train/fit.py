@@ -48,17 +48,13 @@ _ROLES = ("features", "label", "weight")
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """The columns of DataFrames that are trained on; see :meth:`sparkdl.Dataset.from_dataframe`.
-
-    Attributes:
-        of_frame: whether the rows that they were chosen for are a DataFrame.
-    """
+    """The columns of DataFrames that are trained on; see :meth:`sparkdl.Dataset.from_dataframe`."""
 
     features: Columns | None
     label: Columns | None
     weight: ColumnLike | None
     collate: Collate | None
-    of_frame: bool
+    of_frame: bool  # whether the rows that they were chosen for are a DataFrame
 
     @classmethod
     def of(

@@ -21,12 +21,9 @@ class ErrorsCarryResult:
     """Attaches a result to every exception that leaves its block.
 
     This includes errors of sparkdl, of a hook and of the disk, and KeyboardInterrupt.
-
-    Attributes:
-        result: the result to attach; ``None`` before the first iteration.
     """
 
-    result: FitResult | None = None
+    result: FitResult | None = None  # the result to attach; ``None`` before the first iteration
 
     def __enter__(self) -> Self:
         return self

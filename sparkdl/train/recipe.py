@@ -54,39 +54,23 @@ _UNSCHEDULED = "expected an optimizer without one: schedule= is for the partitio
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """What stays the same in all fits of a Trainer.
+    """What stays the same in all fits of a Trainer."""
 
-    Attributes:
-        module: the module as it was given.
-        objective: the loss.
-        config: the options.
-        unfreezes: patterns of parameters that the module has frozen and hooks may unfreeze.
-        frozen: names of the parameters that match.
-        layout: where each parameter lies in the flat vectors.
-        optimizer: the user's optimizer; with local steps that of the partitions.
-        rule: the update of shards.
-        stateful: whether the optimizer of ``rule`` keeps anything.
-        inner: the update of local steps, ``None`` without them.
-        tables: tables of which rows alone have a gradient, and whose optimizer leaves the others as they are.
-        scanned: tables whose rows of zeros need not be sent.
-        keyed: names of embedding variables.
-        trains: whether there is anything to train; if not, weights can be evaluated.
-    """
-
-    module: nn.Module
-    objective: Objective
-    config: TrainConfig
-    unfreezes: Sequence[str]
-    frozen: frozenset[str]
-    layout: ParamLayout
-    optimizer: OptimizerSpec
-    rule: UpdateRule
-    stateful: bool
-    inner: InnerRule | None
+    module: nn.Module  # the module as it was given
+    objective: Objective  # the loss
+    config: TrainConfig  # the options
+    unfreezes: Sequence[str]  # patterns of parameters that the module has frozen and hooks may unfreeze
+    frozen: frozenset[str]  # names of the parameters that match
+    layout: ParamLayout  # where each parameter lies in the flat vectors
+    optimizer: OptimizerSpec  # the user's optimizer; with local steps that of the partitions
+    rule: UpdateRule  # the update of shards
+    stateful: bool  # whether the optimizer of ``rule`` keeps anything
+    inner: InnerRule | None  # the update of local steps, ``None`` without them
+    # tables of which rows alone have a gradient, and whose optimizer leaves the others as they are
     tables: tuple[int, ...]
-    scanned: tuple[int, ...]
-    keyed: tuple[str, ...]
-    trains: bool = True
+    scanned: tuple[int, ...]  # tables whose rows of zeros need not be sent
+    keyed: tuple[str, ...]  # names of embedding variables
+    trains: bool = True  # whether there is anything to train; if not, weights can be evaluated
 
     @classmethod
     def of(

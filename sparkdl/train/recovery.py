@@ -40,19 +40,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class CommittedModel:
-    """A copy, on the driver, of all that an iteration leaves for the next.
+    """A copy, on the driver, of all that an iteration leaves for the next."""
 
-    Attributes:
-        snapshot: weights and buffers.
-        average_buffers: averaged buffers, if weights are averaged.
-        layers: the state of the shards; see :func:`~sparkdl.allreduce.row_layers.complete`.
-        iteration: completed iterations.
-    """
-
-    snapshot: Snapshot
-    average_buffers: Array | None
-    layers: Sequence[Kept]
-    iteration: int
+    snapshot: Snapshot  # weights and buffers
+    average_buffers: Array | None  # averaged buffers, if weights are averaged
+    layers: Sequence[Kept]  # the state of the shards; see :func:`~sparkdl.allreduce.row_layers.complete`
+    iteration: int  # completed iterations
 
     @property
     def kept(self) -> Kept:

@@ -28,29 +28,17 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, kw_only=True)
 class Shipped:
-    """What is on the executors.
+    """What is on the executors."""
 
-    Attributes:
-        access: the cluster.
-        store: the rows.
-        fit: how tasks find the fixed part.
-        sent: the fixed part.
-        profile: resource profile of the tasks.
-        cluster: what the engine asks of Spark.
-        weights: the first weights.
-        release_model: deletes the model that there is at the end.
-        cleanups: what else is called at the end.
-    """
-
-    access: Access
-    store: PartitionStore
-    fit: FitRef
-    sent: Published
-    profile: Any
-    cluster: Cluster
-    weights: Weights
-    release_model: Callable[[], None]
-    cleanups: list[Callable[[], None]] = field(default_factory=list)
+    access: Access  # the cluster
+    store: PartitionStore  # the rows
+    fit: FitRef  # how tasks find the fixed part
+    sent: Published  # the fixed part
+    profile: Any  # resource profile of the tasks
+    cluster: Cluster  # what the engine asks of Spark
+    weights: Weights  # the first weights
+    release_model: Callable[[], None]  # deletes the model that there is at the end
+    cleanups: list[Callable[[], None]] = field(default_factory=list)  # what else is called at the end
 
     @contextmanager
     def evaluator(self, config: TrainConfig) -> Iterator[Evaluator]:

@@ -78,15 +78,10 @@ CODECS: tuple[str, ...] = (*get_args(Cast), "int8")
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """Encoded values.
+    """Encoded values."""
 
-    Attributes:
-        meta: how they are written; JSON-compatible.
-        arrays: what is written, by name.
-    """
-
-    meta: Mapping[str, Any]
-    arrays: Mapping[str, Array]
+    meta: Mapping[str, Any]  # how they are written; JSON-compatible
+    arrays: Mapping[str, Array]  # what is written, by name
 
 
 def codec_of(given: object) -> Codec:

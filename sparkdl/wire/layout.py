@@ -17,19 +17,12 @@ from operator import itemgetter
 
 @dataclass(frozen=True, slots=True)
 class TensorPlace:
-    """One tensor's place in a flat vector.
+    """One tensor's place in a flat vector."""
 
-    Attributes:
-        name: qualified name in the module, such as ``"conv1.weight"``.
-        shape: shape of the tensor.
-        offset: index of its first element in the flat vector.
-        group: index of its optimizer parameter group (0 for buffers).
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    offset: int
-    group: int = 0
+    name: str  # qualified name in the module, such as ``"conv1.weight"``
+    shape: tuple[int, ...]  # shape of the tensor
+    offset: int  # index of its first element in the flat vector
+    group: int = 0  # index of its optimizer parameter group (0 for buffers)
 
     @property
     def numel(self) -> int:
@@ -44,23 +37,19 @@ class TensorPlace:
 
 @dataclass(frozen=True, slots=True)
 class ParamLayout:
-    """The flat layout of a module's trainable parameters and of its buffers.
+    """The flat layout of a module's trainable parameters and of its buffers."""
 
-    Attributes:
-        params: trainable parameters, tied ones once, in the order of ``module.parameters()``.
-        buffers: floating-point buffers, such as BatchNorm's running statistics, and frozen parameters
-            that forward changes, such as those of a target network.
-        counters: integer and boolean buffers, such as BatchNorm's number of batches.
-        dtype: common dtype of parameters and floating-point buffers, ``"float32"`` or
-            ``"float64"``.
-        uncut: stretches [start, stop) of the trainable scalars that no shard may cut, in order: tensors
-            that an optimizer needs as a whole.
-    """
-
+    # trainable parameters, tied ones once, in the order of ``module.parameters()``
     params: tuple[TensorPlace, ...]
+    # floating-point buffers, such as BatchNorm's running statistics, and frozen parameters that forward
+    # changes, such as those of a target network
     buffers: tuple[TensorPlace, ...] = ()
+    # integer and boolean buffers, such as BatchNorm's number of batches
     counters: tuple[TensorPlace, ...] = ()
+    # common dtype of parameters and floating-point buffers, ``"float32"`` or ``"float64"``
     dtype: str = "float32"
+    # stretches [start, stop) of the trainable scalars that no shard may cut, in order: tensors that an
+    # optimizer needs as a whole
     uncut: tuple[tuple[int, int], ...] = ()
 
     @property

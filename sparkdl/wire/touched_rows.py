@@ -32,15 +32,11 @@ class _Piece(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class TouchedRows:
-    """The elements of a flat vector that are covered.
+    """The elements of a flat vector that are covered."""
 
-    Attributes:
-        layout: layout of the whole vector.
-        tables: of each table, by its index in the layout, the rows that are covered, ascending. All other
-            parameters are covered as a whole.
-    """
-
-    layout: ParamLayout
+    layout: ParamLayout  # layout of the whole vector
+    # of each table, by its index in the layout, the rows that are covered, ascending. All other parameters
+    # are covered as a whole.
     tables: Mapping[int, Indices]
 
     @classmethod

@@ -14,25 +14,17 @@ NO_BYTECODE = (
 
 @dataclass(slots=True)
 class DoctorReport:
-    """What was found.
+    """What was found."""
 
-    Attributes:
-        versions: of Python, Java and the packages, by name; ``None`` if missing.
-        compute: linear algebra and OpenMP of this process.
-        spark: master, executors, threads per task.
-        tasks: what tasks found on each executor.
-        confs: per setting its name, what was found, what is wanted, and whether it will do.
-        problems: what keeps this setup from training.
-        advice: what would make it better.
-    """
-
+    # of Python, Java and the packages, by name; ``None`` if missing
     versions: dict[str, str | None] = field(default_factory=dict)
-    compute: dict[str, str] = field(default_factory=dict)
-    spark: dict[str, Any] = field(default_factory=dict)
-    tasks: list[dict[str, Any]] = field(default_factory=list)
+    compute: dict[str, str] = field(default_factory=dict)  # linear algebra and OpenMP of this process
+    spark: dict[str, Any] = field(default_factory=dict)  # master, executors, threads per task
+    tasks: list[dict[str, Any]] = field(default_factory=list)  # what tasks found on each executor
+    # per setting its name, what was found, what is wanted, and whether it will do
     confs: list[dict[str, Any]] = field(default_factory=list)
-    problems: list[str] = field(default_factory=list)
-    advice: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)  # what keeps this setup from training
+    advice: list[str] = field(default_factory=list)  # what would make it better
 
     @property
     def can_train(self) -> bool:

@@ -15,18 +15,14 @@ _SETTINGS = 500
 
 @dataclass(slots=True)
 class Course:
-    """The curves and settings of a run.
+    """The curves and settings of a run."""
 
-    Attributes:
-        series: values by iteration, by name: ``loss``, ``lr``, and scores such as ``val/accuracy``. Of an
-            iteration that ran again the last value counts.
-        settings: options of the Trainer as text, by name; empty for runs of earlier releases.
-        seconds: of all iterations.
-    """
-
+    # values by iteration, by name: ``loss``, ``lr``, and scores such as ``val/accuracy``. Of an iteration
+    # that ran again the last value counts.
     series: dict[str, dict[int, float]] = field(default_factory=dict)
+    # options of the Trainer as text, by name; empty for runs of earlier releases
     settings: dict[str, str] = field(default_factory=dict)
-    seconds: float = 0.0
+    seconds: float = 0.0  # of all iterations
 
     def add(self, row: Mapping[str, Any]) -> None:
         """Read a line."""
@@ -53,36 +49,23 @@ class Course:
 
 @dataclass(frozen=True, slots=True)
 class RunSummary:
-    """A run as its files tell it; ``None`` where they do not.
+    """A run as its files tell it; ``None`` where they do not."""
 
-    Attributes:
-        path: its file of JSON lines, or its folder of checkpoints, relative to the folder searched.
-        name: the Trainer's name for it.
-        started: time in UTC.
-        iterations: completed ones.
-        epochs: the last one begun.
-        loss: of the last iteration.
-        monitored: score that triggers look at.
-        best_score: its best value.
-        state: ``finished``, ``failed``, ``killed``; ``running`` if a line was written in the last minutes,
-            ``unfinished`` if not; ``checkpoints`` if there is nothing else.
-        reason: what ended it.
-        attempt: which driver of its job came that far, from 1; ``None`` without ``submit --retries``.
-        course: curves and settings, if they were asked for.
-    """
-
-    path: str
-    name: str | None = None
-    started: str | None = None
-    iterations: int = 0
-    epochs: int = 0
-    loss: float | None = None
-    monitored: str | None = None
-    best_score: float | None = None
+    path: str  # its file of JSON lines, or its folder of checkpoints, relative to the folder searched
+    name: str | None = None  # the Trainer's name for it
+    started: str | None = None  # time in UTC
+    iterations: int = 0  # completed ones
+    epochs: int = 0  # the last one begun
+    loss: float | None = None  # of the last iteration
+    monitored: str | None = None  # score that triggers look at
+    best_score: float | None = None  # its best value
+    # ``finished``, ``failed``, ``killed``; ``running`` if a line was written in the last minutes,
+    # ``unfinished`` if not; ``checkpoints`` if there is nothing else
     state: str = "unfinished"
-    reason: str | None = None
+    reason: str | None = None  # what ended it
+    # which driver of its job came that far, from 1; ``None`` without ``submit --retries``
     attempt: int | None = None
-    course: Course | None = None
+    course: Course | None = None  # curves and settings, if they were asked for
 
 
 def finite(value: Any) -> float | None:

@@ -155,29 +155,19 @@ def job_of(args: argparse.Namespace) -> Job:
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """The job to run.
+    """The job to run."""
 
-    Attributes:
-        command: spark-submit, its options, the script and its arguments.
-        options: where the script is in it.
-        confs: what :attr:`properties` holds.
-        properties: file of confs that the command names. Other users of a machine see command lines.
-        environment: variables it gets beside those of this process.
-        modules: folder whose modules go to a zip file, and that file; ``None`` without ``modules``.
-        packed: archive that the environment of this process is packed to; ``None`` without ``pack_env``.
-        notes: folder in which the drivers of a job with retries tell of themselves.
-        remote: whether the driver runs in the cluster.
-    """
-
-    command: tuple[str, ...]
-    options: int
-    confs: dict[str, str]
-    properties: Path
-    environment: dict[str, str]
+    command: tuple[str, ...]  # spark-submit, its options, the script and its arguments
+    options: int  # where the script is in it
+    confs: dict[str, str]  # what :attr:`properties` holds
+    properties: Path  # file of confs that the command names. Other users of a machine see command lines.
+    environment: dict[str, str]  # variables it gets beside those of this process
+    # folder whose modules go to a zip file, and that file; ``None`` without ``modules``
     modules: tuple[Path, Path] | None
+    # archive that the environment of this process is packed to; ``None`` without ``pack_env``
     packed: Path | None
-    notes: str
-    remote: bool
+    notes: str  # folder in which the drivers of a job with retries tell of themselves
+    remote: bool  # whether the driver runs in the cluster
 
     def prepare(self) -> None:
         """Write the confs and the files that travel with the job."""

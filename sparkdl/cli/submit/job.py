@@ -20,42 +20,27 @@ DEPLOY_MODES = ("client", "cluster")
 class Job:
     """A job to submit.
 
-    Attributes:
-        master: Spark master.
-        script: Python program to run.
-        args: its arguments.
-        name: name of the application; Spark takes the script's by default.
-        deploy_mode: where the driver runs, ``client`` (here) or ``cluster``.
-        conf: Spark confs.
-        resources: what it asks of the cluster, see :mod:`sparkdl.cli.submit.resources`; confs win.
-        env: packed environment for the executors, a file or an address that Spark reads.
-        pack_env: pack the environment of this process and ship that.
-        modules: ship the Python files of the script's folder.
-        tensorboard: folder of summaries to show while the job runs.
-        log_level: one of :data:`sparkdl._spark.logs.LEVELS`.
-        retries: failures in a row, without a new checkpoint between them, after which it is tried again.
-        retry_delay: seconds before the second driver; they double with each failure in a row.
-        retry_folder: where drivers note how far they are; needed in cluster mode.
-
     Raises:
         ConfigError: if a value cannot work.
     """
 
-    master: str
-    script: str
-    args: tuple[str, ...] = ()
-    name: str | None = None
-    deploy_mode: str | None = None
-    conf: Mapping[str, str] = field(default_factory=dict)
+    master: str  # Spark master
+    script: str  # Python program to run
+    args: tuple[str, ...] = ()  # its arguments
+    name: str | None = None  # name of the application; Spark takes the script's by default
+    deploy_mode: str | None = None  # where the driver runs, ``client`` (here) or ``cluster``
+    conf: Mapping[str, str] = field(default_factory=dict)  # Spark confs
+    # what it asks of the cluster, see :mod:`sparkdl.cli.submit.resources`; confs win
     resources: tables.Amounts = field(default_factory=dict)
-    env: str | None = None
-    pack_env: bool = False
-    modules: bool = False
-    tensorboard: str | None = None
-    log_level: str | None = None
+    env: str | None = None  # packed environment for the executors, a file or an address that Spark reads
+    pack_env: bool = False  # pack the environment of this process and ship that
+    modules: bool = False  # ship the Python files of the script's folder
+    tensorboard: str | None = None  # folder of summaries to show while the job runs
+    log_level: str | None = None  # one of :data:`sparkdl._spark.logs.LEVELS`
+    # failures in a row, without a new checkpoint between them, after which it is tried again
     retries: int = 0
-    retry_delay: float = 10.0
-    retry_folder: str | None = None
+    retry_delay: float = 10.0  # seconds before the second driver; they double with each failure in a row
+    retry_folder: str | None = None  # where drivers note how far they are; needed in cluster mode
 
     def __post_init__(self) -> None:
         if not Path(self.script).is_file():

@@ -33,15 +33,10 @@ LONGEST_DELAY = 300.0
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What becomes of a job whose driver has ended.
+    """What becomes of a job whose driver has ended."""
 
-    Attributes:
-        again: whether another driver is worth a try.
-        why: in words.
-    """
-
-    again: bool
-    why: str
+    again: bool  # whether another driver is worth a try
+    why: str  # in words
 
 
 def delay(first: float, failures: int) -> float:

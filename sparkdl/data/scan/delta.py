@@ -23,17 +23,11 @@ _VALUE = "partition."
 
 @dataclass(frozen=True, slots=True)
 class DeltaVersion:
-    """A version of a Delta table.
+    """A version of a Delta table."""
 
-    Attributes:
-        path: an absolute path or URL.
-        version: its number; ``None`` for the last one.
-        storage: options of the file system.
-    """
-
-    path: str
-    version: int | None
-    storage: Storage = field(default_factory=dict, repr=False)
+    path: str  # an absolute path or URL
+    version: int | None  # its number; ``None`` for the last one
+    storage: Storage = field(default_factory=dict, repr=False)  # options of the file system
 
     @property
     def where(self) -> str:

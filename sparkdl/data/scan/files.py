@@ -28,17 +28,11 @@ _DELTA_LOG = "_delta_log"
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """A file as it was listed.
+    """A file as it was listed."""
 
-    Attributes:
-        path: as its file system knows it.
-        size: bytes.
-        time: when it was last changed, in nanoseconds.
-    """
-
-    path: str
-    size: int
-    time: int
+    path: str  # as its file system knows it
+    size: int  # bytes
+    time: int  # when it was last changed, in nanoseconds
 
 
 def absolute(paths: Any) -> list[str]:

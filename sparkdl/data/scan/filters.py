@@ -27,18 +27,12 @@ _ERRORS = (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError)
 
 @dataclass(frozen=True, slots=True)
 class RowFilter:
-    """An expression of Arrow, true of the rows that are left.
-
-    Attributes:
-        expression: the expression.
-        columns: that it reads.
-        schema: of all columns that there are, those that folders give among them.
-        skips: whether row groups are passed over of which footers say that it is true of none of their rows.
-    """
+    """An expression of Arrow, true of the rows that are left."""
 
     expression: Any
-    columns: tuple[str, ...]
-    schema: pa.Schema
+    columns: tuple[str, ...]  # that it reads
+    schema: pa.Schema  # of all columns that there are, those that folders give among them
+    # whether row groups are passed over of which footers say that it is true of none of their rows
     skips: bool
 
     @classmethod
@@ -159,17 +153,12 @@ def _is(field: pa.Field, value: pa.Scalar) -> Any:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SelectedRows:
-    """The rows of row groups that are left.
+    """The rows of row groups that are left."""
 
-    Attributes:
-        rows: for each row group, how many it has in its file.
-        begins: for each the first of its bytes among the bits; -1 for one whose rows are all left, or none.
-        bits: one for each row of the others, in bytes of eight rows; each begins with a byte.
-    """
-
-    rows: Array
+    rows: Array  # for each row group, how many it has in its file
+    # for each the first of its bytes among the bits; -1 for one whose rows are all left, or none
     begins: Array
-    bits: Array
+    bits: Array  # one for each row of the others, in bytes of eight rows; each begins with a byte
 
     @classmethod
     def of(cls, rows: Array, left: Array, bits: Array) -> Self:

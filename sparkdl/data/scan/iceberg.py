@@ -23,21 +23,14 @@ _BUCKETS = (*S3, "gs")
 
 @dataclass(frozen=True, slots=True)
 class IcebergSnapshot:
-    """A snapshot of an Iceberg table.
+    """A snapshot of an Iceberg table."""
 
-    Attributes:
-        table: its name in a catalog, or without one the path or URL of its metadata.
-        snapshot: its number; ``None`` for the current one.
-        catalog: properties of the catalog, as ``pyiceberg.catalog.load_catalog`` takes them.
-        storage: options of the file system.
-        where: the root of the file system, once the files were listed.
-    """
-
-    table: str
-    snapshot: int | None
+    table: str  # its name in a catalog, or without one the path or URL of its metadata
+    snapshot: int | None  # its number; ``None`` for the current one
+    # properties of the catalog, as ``pyiceberg.catalog.load_catalog`` takes them
     catalog: Mapping[str, str] | None = field(repr=False)
-    storage: Storage = field(repr=False)
-    where: str = ""
+    storage: Storage = field(repr=False)  # options of the file system
+    where: str = ""  # the root of the file system, once the files were listed
 
     def pinned(self, listing: Listing) -> IcebergSnapshot:
         """See :class:`sparkdl.data.scan.listing.Place`."""

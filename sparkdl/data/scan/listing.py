@@ -18,23 +18,15 @@ from sparkdl.wire.frame import Array, Frame, Parts
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """Files of a scan.
-
-    Attributes:
-        files: the files.
-        schema: of the first one.
-        values: columns that are not in the files, with one row for each file.
-        version: of the table, if it has versions.
-        selected: by number of the file, which of its rows the version still has, if not all.
-        where: the root of the file system, where only the listing tells it.
-    """
+    """Files of a scan."""
 
     files: list[File]
-    schema: pa.Schema
-    values: pa.RecordBatch
-    version: int | None = None
+    schema: pa.Schema  # of the first one
+    values: pa.RecordBatch  # columns that are not in the files, with one row for each file
+    version: int | None = None  # of the table, if it has versions
+    # by number of the file, which of its rows the version still has, if not all
     selected: Mapping[int, Array] = field(default_factory=dict)
-    where: str = ""
+    where: str = ""  # the root of the file system, where only the listing tells it
 
     def pack(self) -> Parts:
         """Lay it out as a frame."""
@@ -88,15 +80,10 @@ class Place(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Folders:
-    """Files and folders of Parquet files.
+    """Files and folders of Parquet files."""
 
-    Attributes:
-        paths: absolute paths or URLs.
-        storage: options of their file system.
-    """
-
-    paths: tuple[str, ...]
-    storage: Storage = field(default_factory=dict, repr=False)
+    paths: tuple[str, ...]  # absolute paths or URLs
+    storage: Storage = field(default_factory=dict, repr=False)  # options of their file system
 
     @property
     def where(self) -> str:

@@ -27,33 +27,20 @@ _SELECTED = ("rows", "begins", "bits")
 
 @dataclass(frozen=True, eq=False)
 class ScanManifest:
-    """Everything that tasks need to find the rows of a scan.
+    """Everything that tasks need to find the rows of a scan."""
 
-    Attributes:
-        where: a path or URL, by which tasks find the file system.
-        files: the files.
-        file: for each row group its file.
-        number: its number in the file.
-        rows: its rows.
-        values: columns that are not in the files: one row for each file.
-        columns: what is read.
-        streams: V, see :mod:`sparkdl.data.scan.order`.
-        window: W.
-        window_bytes: bytes that the chunks of all streams have, about.
-        selected: which rows of the files these are; ``None`` for all.
-    """
-
-    where: str
+    where: str  # a path or URL, by which tasks find the file system
     files: tuple[File, ...]
-    file: Array
-    number: Array
-    rows: Array
+    file: Array  # for each row group its file
+    number: Array  # its number in the file
+    rows: Array  # its rows
+    # columns that are not in the files: one row for each file
     values: pa.RecordBatch = field(default_factory=lambda: NO_COLUMNS)
-    columns: tuple[ColumnPlan, ...] = ()
-    streams: int = 1
-    window: int = 1
-    window_bytes: int = 0
-    selected: SelectedRows | None = None
+    columns: tuple[ColumnPlan, ...] = ()  # what is read
+    streams: int = 1  # V, see :mod:`sparkdl.data.scan.order`
+    window: int = 1  # W
+    window_bytes: int = 0  # bytes that the chunks of all streams have, about
+    selected: SelectedRows | None = None  # which rows of the files these are; ``None`` for all
 
     def first(self, rows: int) -> ScanManifest:
         """Return the manifest of the first rows."""

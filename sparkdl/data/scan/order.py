@@ -33,17 +33,11 @@ from sparkdl.wire.frame import Array
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """The rows of a scan, as far as their order depends on them.
+    """The rows of a scan, as far as their order depends on them."""
 
-    Attributes:
-        groups: rows of each row group, in the order of the files.
-        streams: V.
-        window: W, the most rows of a chunk.
-    """
-
-    groups: Array
-    streams: int
-    window: int
+    groups: Array  # rows of each row group, in the order of the files
+    streams: int  # V
+    window: int  # W, the most rows of a chunk
 
     @property
     def rows(self) -> int:
@@ -52,54 +46,32 @@ class Layout:
 
 
 class Part(NamedTuple):
-    """Some rows of a chunk, which follow each other in an epoch.
+    """Some rows of a chunk, which follow each other in an epoch."""
 
-    Attributes:
-        stream: the chunk's stream.
-        chunk: its number in the stream.
-        first: place in the chunk of the first row.
-        end: place after the last one.
-    """
-
-    stream: int
-    chunk: int
-    first: int
-    end: int
+    stream: int  # the chunk's stream
+    chunk: int  # its number in the stream
+    first: int  # place in the chunk of the first row
+    end: int  # place after the last one
 
 
 class Span(NamedTuple):
-    """Rows that follow each other in the files: all of a row group, or some.
+    """Rows that follow each other in the files: all of a row group, or some."""
 
-    Attributes:
-        first: number of the first row.
-        rows: how many.
-    """
-
-    first: int
-    rows: int
+    first: int  # number of the first row
+    rows: int  # how many
 
 
 @dataclass(frozen=True, eq=False)
 class Order:
-    """The order of an epoch's rows.
+    """The order of an epoch's rows."""
 
-    Attributes:
-        layout: the rows.
-        seed: from which chunks are permuted; ``None`` if they are not.
-        firsts: number of the first row of each piece, stream by stream.
-        counts: rows of each piece.
-        begins: number of each stream's first piece, and of all pieces.
-        lengths: rows of each stream.
-        places: place of each stream in the order q.
-    """
-
-    layout: Layout
-    seed: int | None
-    firsts: Array
-    counts: Array
-    begins: Array
-    lengths: Array
-    places: Array
+    layout: Layout  # the rows
+    seed: int | None  # from which chunks are permuted; ``None`` if they are not
+    firsts: Array  # number of the first row of each piece, stream by stream
+    counts: Array  # rows of each piece
+    begins: Array  # number of each stream's first piece, and of all pieces
+    lengths: Array  # rows of each stream
+    places: Array  # place of each stream in the order q
     _chunks: dict[int, tuple[list[list[Span]], list[int]]] = field(default_factory=dict)
     _before: dict[int, Array] = field(default_factory=dict)
 

@@ -57,16 +57,11 @@ class _StoppedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class _Chunk:
-    """Rows of a chunk, in the order of the files.
-
-    Attributes:
-        columns: by column key.
-        turn: their order in the epoch; ``None`` for that of the files.
-    """
+    """Rows of a chunk, in the order of the files."""
 
     rows: int
-    columns: Mapping[str, Array]
-    turn: Array | None
+    columns: Mapping[str, Array]  # by column key
+    turn: Array | None  # their order in the epoch; ``None`` for that of the files
 
 
 @dataclass(frozen=True)

@@ -62,13 +62,9 @@ def _message(error: SparkdlError) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ListFiles:
-    """Lists the files of a scan.
+    """Lists the files of a scan."""
 
-    Attributes:
-        place: where they are.
-    """
-
-    place: Place
+    place: Place  # where they are
 
     def __call__(self, _: int, frames: Iterator[bytes]) -> Iterator[Parts]:
         """Yield one frame."""
@@ -78,21 +74,13 @@ class ListFiles:
 
 @dataclass(frozen=True, slots=True)
 class ReadFooters:
-    """Reads footers, and checks what they tell of the columns.
+    """Reads footers, and checks what they tell of the columns."""
 
-    Attributes:
-        where: a path or URL, by which to find the file system.
-        types: type of each column, as the first file has it.
-        roles: what errors call each column.
-        filter: says which rows are left; ``None`` for all.
-        storage: options of the file system.
-    """
-
-    where: str
-    types: Mapping[str, str]
-    roles: Mapping[str, str]
-    filter: RowFilter | None = None
-    storage: Storage = field(default_factory=dict, repr=False)
+    where: str  # a path or URL, by which to find the file system
+    types: Mapping[str, str]  # type of each column, as the first file has it
+    roles: Mapping[str, str]  # what errors call each column
+    filter: RowFilter | None = None  # says which rows are left; ``None`` for all
+    storage: Storage = field(default_factory=dict, repr=False)  # options of the file system
 
     def __call__(self, _: int, frames: Iterator[bytes]) -> Iterator[Parts]:
         """Yield for each frame of files one with their row groups."""
@@ -194,21 +182,13 @@ class FirstRows:
 
 @dataclass(frozen=True, slots=True)
 class PlaceManifest:
-    """Writes the manifest into the folder of a partition, and yields the partition's token.
+    """Writes the manifest into the folder of a partition, and yields the partition's token."""
 
-    Attributes:
-        store: id of the Dataset's store.
-        manifest: the packed manifest.
-        partitions: how many there are.
-        storage: options of the file system.
-        cache_bytes: of row groups that an executor keeps.
-    """
-
-    store: str
-    manifest: BytesRef
-    partitions: int
-    storage: Storage = field(default_factory=dict, repr=False)
-    cache_bytes: int = 0
+    store: str  # id of the Dataset's store
+    manifest: BytesRef  # the packed manifest
+    partitions: int  # how many there are
+    storage: Storage = field(default_factory=dict, repr=False)  # options of the file system
+    cache_bytes: int = 0  # of row groups that an executor keeps
 
     def __call__(self, partition: int, frames: Iterator[bytes]) -> Iterator[bytes]:
         """Yield the token."""

@@ -60,19 +60,12 @@ class Source(ABC):
 
 @dataclass(frozen=True, slots=True)
 class PartitionStore:
-    """A built partition store.
+    """A built partition store."""
 
-    Attributes:
-        tokens: persisted token frames, one per partition.
-        partitions: the tokens as they were when built, by partition.
-        executors: what the cluster offered when it was built.
-        owns_files: whether its files go with it; those of a share are another store's.
-    """
-
-    tokens: Frames
-    partitions: tuple[Token, ...]
-    executors: session.Executors
-    owns_files: bool = True
+    tokens: Frames  # persisted token frames, one per partition
+    partitions: tuple[Token, ...]  # the tokens as they were when built, by partition
+    executors: session.Executors  # what the cluster offered when it was built
+    owns_files: bool = True  # whether its files go with it; those of a share are another store's
 
     @property
     def rows(self) -> tuple[int, ...]:

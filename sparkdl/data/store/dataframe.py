@@ -172,12 +172,9 @@ class Places:
 
     The number of a row is that of the rows in the input partitions before its own, and of those before it
     there. So one job counts the rows of each; with one, or one to deal to, there is nothing to count.
-
-    Attributes:
-        streams: the stream of the first row of each.
     """
 
-    streams: tuple[int, ...]
+    streams: tuple[int, ...]  # the stream of the first row of each
 
     @classmethod
     def after(cls, counts: Sequence[int]) -> Places:

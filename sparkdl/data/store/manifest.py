@@ -29,13 +29,9 @@ ADVICE = (
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """Rows and checksums of each partition, small enough to travel with every task.
+    """Rows and checksums of each partition, small enough to travel with every task."""
 
-    Attributes:
-        data: for each partition its rows, and checksums of positions and bytes, as little-endian uint64.
-    """
-
-    data: bytes
+    data: bytes  # for each partition its rows, and checksums of positions and bytes, as little-endian uint64
 
     @classmethod
     def of(cls, tokens: Sequence[Token]) -> Manifest:

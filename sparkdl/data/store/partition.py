@@ -49,50 +49,34 @@ class PartitionMissingError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """The path and content of a partition of the store.
+    """The path and content of a partition of the store."""
 
-    Attributes:
-        store: id of the Dataset's store.
-        partition: partition index.
-        rows: number of rows.
-        folder: absolute path of the partition's directory.
-        executor: id of the executor that wrote it.
-        columns: (key, dtype, row shape) of each column; empty for a partition without rows.
-        error: why the partition could not be written; empty if it was.
-        positions: checksum of the rows' positions in the source, independent of their order.
-        content: checksum of the columns' bytes.
-        values: checksum of the rows' values, independent of their order and of where they stand.
-        ragged: bytes of the values of ragged columns.
-        view: name of the file that says which of the rows in the files these are, and in which order; empty
-            if they are all of them.
-        stored: rows in the files, if there is a view.
-        stretches: (key, stored column, offset, length) of each column of a view whose rows are windows, see
-            :mod:`sparkdl.data.windows`.
-        seconds: that it took to compute columns which were added to those of the source.
-        dealt: to how many partitions the rows were dealt as :mod:`sparkdl.data.streams` says, these in the
-            order of the source; 0 if the partition has its rows by another rule.
-        scan: whether the folder has the manifest of a scan in place of rows, see :mod:`sparkdl.data.scan`.
-        first: number of the first row that the partition has of a scan, in the order of the files.
-    """
-
-    store: str
-    partition: int
-    rows: int
-    folder: str
-    executor: str
+    store: str  # id of the Dataset's store
+    partition: int  # partition index
+    rows: int  # number of rows
+    folder: str  # absolute path of the partition's directory
+    executor: str  # id of the executor that wrote it
+    # (key, dtype, row shape) of each column; empty for a partition without rows
     columns: tuple[tuple[str, str, tuple[int, ...]], ...] = ()
-    error: str = ""
-    positions: int = 0
-    content: int = 0
-    values: int = 0
-    ragged: int = 0
+    error: str = ""  # why the partition could not be written; empty if it was
+    positions: int = 0  # checksum of the rows' positions in the source, independent of their order
+    content: int = 0  # checksum of the columns' bytes
+    values: int = 0  # checksum of the rows' values, independent of their order and of where they stand
+    ragged: int = 0  # bytes of the values of ragged columns
+    # name of the file that says which of the rows in the files these are, and in which order; empty if they
+    # are all of them
     view: str = ""
-    stored: int = 0
+    stored: int = 0  # rows in the files, if there is a view
+    # (key, stored column, offset, length) of each column of a view whose rows are windows, see
+    # :mod:`sparkdl.data.windows`
     stretches: tuple[tuple[str, str, int, int], ...] = ()
-    seconds: float = 0.0
+    seconds: float = 0.0  # that it took to compute columns which were added to those of the source
+    # to how many partitions the rows were dealt as :mod:`sparkdl.data.streams` says, these in the order of
+    # the source; 0 if the partition has its rows by another rule
     dealt: int = 0
+    # whether the folder has the manifest of a scan in place of rows, see :mod:`sparkdl.data.scan`
     scan: bool = False
-    first: int = 0
+    first: int = 0  # number of the first row that the partition has of a scan, in the order of the files
 
     def to_frame(self) -> bytes:
         """Serialize."""

@@ -23,19 +23,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Earlier:
-    """What a checkpoint tells of the run that goes on from it.
+    """What a checkpoint tells of the run that goes on from it."""
 
-    Attributes:
-        start: iteration at which the run takes, or took, its rows; 0 for the first rows.
-        batch_size: rows of one iteration.
-        encoding: of the table's columns, if they were encoded.
-        labels: the names of the classes, if labels were strings.
-    """
-
-    start: int
-    batch_size: int
-    encoding: TableEncoding | None
-    labels: tuple[str, ...]
+    start: int  # iteration at which the run takes, or took, its rows; 0 for the first rows
+    batch_size: int  # rows of one iteration
+    encoding: TableEncoding | None  # of the table's columns, if they were encoded
+    labels: tuple[str, ...]  # the names of the classes, if labels were strings
 
 
 class Learned(Hook):

@@ -48,52 +48,31 @@ building = threading.Lock()  # torch's generator belongs to all threads
 
 @dataclass(slots=True, kw_only=True)
 class FitPlan:
-    """What is settled about a fit when its first rows have been seen.
+    """What is settled about a fit when its first rows have been seen."""
 
-    Attributes:
-        module: to train.
-        source: where its code comes from, if that is known yet.
-        signature: what goes in and what comes out.
-        loss: what to minimise; ``None`` if the module or an option knows.
-        label: columns for the loss.
-        classes: number of classes that labels may have but have not been checked for.
-    """
-
-    module: nn.Module
-    source: ModuleSource | None
-    signature: Signature
-    loss: Loss | None
-    label: Columns | None
-    classes: int | None = None
+    module: nn.Module  # to train
+    source: ModuleSource | None  # where its code comes from, if that is known yet
+    signature: Signature  # what goes in and what comes out
+    loss: Loss | None  # what to minimise; ``None`` if the module or an option knows
+    label: Columns | None  # columns for the loss
+    classes: int | None = None  # number of classes that labels may have but have not been checked for
 
 
 @dataclass(slots=True, kw_only=True)
 class FitRows:
-    """The rows of a fit.
+    """The rows of a fit."""
 
-    Attributes:
-        all: to train or validate on.
-        train: to train on.
-        validation: to validate on, if there are such.
-        features: columns for the module.
-        first: Dataset of features and label, for a look at the first rows.
-        inputs: shape of one row by features column; empty for an encoded table.
-        tensors: the first rows, one tensor by features column.
-        encoding: what became of a table's columns, if they were encoded.
-        labels: the names of the classes, if labels were strings.
-        before: what the checkpoint tells that the fit goes on from, if it does.
-    """
-
-    all: DataFrame
-    train: DataFrame
-    validation: DataFrame | None
-    features: Columns
-    first: Dataset
+    all: DataFrame  # to train or validate on
+    train: DataFrame  # to train on
+    validation: DataFrame | None  # to validate on, if there are such
+    features: Columns  # columns for the module
+    first: Dataset  # Dataset of features and label, for a look at the first rows
+    # shape of one row by features column; empty for an encoded table
     inputs: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    tensors: list[Tensor] = field(default_factory=list)
-    encoding: TableEncoding | None = None
-    labels: tuple[str, ...] = ()
-    before: Earlier | None = None
+    tensors: list[Tensor] = field(default_factory=list)  # the first rows, one tensor by features column
+    encoding: TableEncoding | None = None  # what became of a table's columns, if they were encoded
+    labels: tuple[str, ...] = ()  # the names of the classes, if labels were strings
+    before: Earlier | None = None  # what the checkpoint tells that the fit goes on from, if it does
     _found: dict[str, Any] = field(default_factory=dict)
 
     def once(self, what: str, find: Callable[[], T]) -> T:

@@ -36,43 +36,27 @@ INSTANT = "{}_instant"
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """What the module gets of a series, and how its output becomes a forecast.
+    """What the module gets of a series, and how its output becomes a forecast."""
 
-    Attributes:
-        series: with the steps that come before the forecast.
-        inputs: by name, without a dimension for rows.
-        centre: of the series' scale.
-        size: of the series' scale.
-        values: what came, NaN where nothing did; none if it is the future.
-    """
-
-    series: Series
-    inputs: dict[str, Array]
-    centre: float
-    size: float
-    values: Array | None
+    series: Series  # with the steps that come before the forecast
+    inputs: dict[str, Array]  # by name, without a dimension for rows
+    centre: float  # of the series' scale
+    size: float  # of the series' scale
+    values: Array | None  # what came, NaN where nothing did; none if it is the future
 
 
 @dataclass(frozen=True, slots=True)
 class ForecastTask:
-    """From a panel's rows to rows of forecasts; a ``mapInArrow`` function.
+    """From a panel's rows to rows of forecasts; a ``mapInArrow`` function."""
 
-    Attributes:
-        forecaster: the module, or a function that forecasts the values of one series by itself.
-        layout: the panel's columns.
-        outputs: names of the columns of a forecast; the first is its value.
-        median: which of the module's quantiles is the value; ``None`` for a module that gives no quantiles.
-        season: steps of a season, for the scale of errors.
-        batch_size: windows per forward pass.
-        origins: how many steps before the end of a series forecasts begin; empty for the future.
-    """
-
-    forecaster: Lasting | Local
-    layout: Layout
-    outputs: tuple[str, ...]
+    forecaster: Lasting | Local  # the module, or a function that forecasts the values of one series by itself
+    layout: Layout  # the panel's columns
+    outputs: tuple[str, ...]  # names of the columns of a forecast; the first is its value
+    # which of the module's quantiles is the value; ``None`` for a module that gives no quantiles
     median: int | None
-    season: int
-    batch_size: int
+    season: int  # steps of a season, for the scale of errors
+    batch_size: int  # windows per forward pass
+    # how many steps before the end of a series forecasts begin; empty for the future
     origins: tuple[int, ...] = ()
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -31,19 +31,12 @@ _LARGEST = np.iinfo(np.int32).max
 
 @dataclass(frozen=True, slots=True)
 class ArrowVectors:
-    """Vectors of which none is null.
+    """Vectors of which none is null."""
 
-    Attributes:
-        sparse: which of them are.
-        sizes: of the sparse ones, -1 where it is not known.
-        indices: of the values of the sparse ones.
-        values: of all.
-    """
-
-    sparse: Array
-    sizes: Array
-    indices: pa.ListArray
-    values: pa.ListArray
+    sparse: Array  # which of them are
+    sizes: Array  # of the sparse ones, -1 where it is not known
+    indices: pa.ListArray  # of the values of the sparse ones
+    values: pa.ListArray  # of all
 
     @classmethod
     def read(cls, plan: ColumnPlan, column: pa.Array, name: RowName) -> Self:

@@ -50,33 +50,23 @@ HANDLE_INVALID = ("error", "skip", "keep")
 class Inference:
     """What a transform computes.
 
-    Attributes:
-        module: the trained module, on the CPU; it is used in evaluation mode.
-        inputs: its columns: one, a list for positional inputs, a dict for keyword inputs.
-        outputs: the columns to add.
-        batch_size: rows per forward pass; by default 1 MiB of them, from 32 to 4096.
-        batch_tokens: values per forward pass, padding included, where rows differ in length.
-        handle_invalid: what to do with rows that have null in a column, or in an array: ``error``,
-            ``skip`` leaves them out, ``keep`` gives null outputs for them. NaN is a value like others.
-        threads: torch threads of a task; by default its cores, ``spark.task.cpus``.
-        encoding: of a table, whose columns are read in place of ``inputs``; null is a value there.
-        columns: the table's columns, in the order in which a SQL function takes them.
-        errors: the column for the reasons why rows cannot be scored; by default the first such row is an
-            error.
-
     Raises:
         ConfigError: if a value cannot work.
     """
 
-    module: nn.Module
-    inputs: Columns
-    outputs: tuple[OutputColumn, ...]
-    batch_size: int | None = None
-    batch_tokens: int | None = None
+    module: nn.Module  # the trained module, on the CPU; it is used in evaluation mode
+    inputs: Columns  # its columns: one, a list for positional inputs, a dict for keyword inputs
+    outputs: tuple[OutputColumn, ...]  # the columns to add
+    batch_size: int | None = None  # rows per forward pass; by default 1 MiB of them, from 32 to 4096
+    batch_tokens: int | None = None  # values per forward pass, padding included, where rows differ in length
+    # what to do with rows that have null in a column, or in an array: ``error``, ``skip`` leaves them out,
+    # ``keep`` gives null outputs for them. NaN is a value like others.
     handle_invalid: Literal["error", "skip", "keep"] = "error"
-    threads: int | None = None
+    threads: int | None = None  # torch threads of a task; by default its cores, ``spark.task.cpus``
+    # of a table, whose columns are read in place of ``inputs``; null is a value there
     encoding: TableEncoding | None = None
-    columns: tuple[str, ...] = ()
+    columns: tuple[str, ...] = ()  # the table's columns, in the order in which a SQL function takes them
+    # the column for the reasons why rows cannot be scored; by default the first such row is an error
     errors: str | None = None
 
     def __post_init__(self) -> None:
@@ -93,25 +83,15 @@ class Inference:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A DataFrame whose rows a scorer can take.
+    """A DataFrame whose rows a scorer can take."""
 
-    Attributes:
-        df: the DataFrame, without the rows that are to be left out.
-        plan: how columns become the module's inputs.
-        encoding: of a table.
-        arguments: the scorer's columns.
-        scorer: gives a struct for each row.
-        fields: of the struct.
-        columns: for each field the column that it becomes.
-    """
-
-    df: DataFrame
-    plan: TablePlan
-    encoding: TableEncoding | None
-    arguments: list[SqlColumn]
-    scorer: Scorer | ForgivingScorer
-    fields: list[StructField]
-    columns: list[StructField]
+    df: DataFrame  # the DataFrame, without the rows that are to be left out
+    plan: TablePlan  # how columns become the module's inputs
+    encoding: TableEncoding | None  # of a table
+    arguments: list[SqlColumn]  # the scorer's columns
+    scorer: Scorer | ForgivingScorer  # gives a struct for each row
+    fields: list[StructField]  # of the struct
+    columns: list[StructField]  # for each field the column that it becomes
 
 
 def prepare(df: DataFrame, inference: Inference, *, direct: bool) -> Prepared:

@@ -30,32 +30,24 @@ _ARRAYS: Mapping[Kind, str] = {"floats": "float32", "doubles": "float64", "longs
 class OutputColumn:
     """One column that a transform adds.
 
-    Attributes:
-        column: its name.
-        kind: ``number`` for a double where the module gives one value per row, ``long`` for an integer, of
-            which a double has not all bits; ``floats``, ``doubles`` or
-            ``longs`` for an array; ``vector`` for an ML vector of all values of a row; and of a classifier's
-            logits ``raw`` for a vector with one per class, ``probability`` for a vector of their softmax, and
-            ``class`` for a double, the class with the highest probability, and ``label`` for its name, a
-            string. A single logit z counts as the logits -z and z, with the sigmoid as the second class's
-            probability. Two have their mean subtracted in ``raw``.
-        key: position or key in the module's output, ``None`` if it is one tensor.
-        dims: of an array how deeply it is nested; with 1, rows of any shape become flat arrays.
-        thresholds: of ``class``: the class is the one with the highest probability / threshold.
-        metadata: of the column.
-        labels: of ``label``: the names of the classes.
-
     Raises:
         ConfigError: if thresholds are negative or more than one is 0.
     """
 
-    column: str
+    column: str  # its name
+    # ``number`` for a double where the module gives one value per row, ``long`` for an integer, of which a
+    # double has not all bits; ``floats``, ``doubles`` or ``longs`` for an array; ``vector`` for an ML vector
+    # of all values of a row; and of a classifier's logits ``raw`` for a vector with one per class,
+    # ``probability`` for a vector of their softmax, and ``class`` for a double, the class with the highest
+    # probability, and ``label`` for its name, a string. A single logit z counts as the logits -z and z, with
+    # the sigmoid as the second class's probability. Two have their mean subtracted in ``raw``.
     kind: Kind
-    key: int | str | None = None
-    dims: int = 1
+    key: int | str | None = None  # position or key in the module's output, ``None`` if it is one tensor
+    dims: int = 1  # of an array how deeply it is nested; with 1, rows of any shape become flat arrays
+    # of ``class``: the class is the one with the highest probability / threshold
     thresholds: tuple[float, ...] | None = None
-    metadata: Mapping[str, Any] | None = None
-    labels: tuple[str, ...] = ()
+    metadata: Mapping[str, Any] | None = None  # of the column
+    labels: tuple[str, ...] = ()  # of ``label``: the names of the classes
 
     def __post_init__(self) -> None:
         if self.thresholds is not None:

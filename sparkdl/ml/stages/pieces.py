@@ -49,19 +49,12 @@ _ORDER = (
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A piece that is there.
+    """A piece that is there."""
 
-    Attributes:
-        partition: of the DataFrame.
-        number: of the piece in its partition.
-        rows: of the DataFrame that are in it.
-        digest: of these, in their order.
-    """
-
-    partition: int
-    number: int
-    rows: int
-    digest: str
+    partition: int  # of the DataFrame
+    number: int  # of the piece in its partition
+    rows: int  # of the DataFrame that are in it
+    digest: str  # of these, in their order
 
     @property
     def name(self) -> str:
@@ -178,30 +171,18 @@ class PieceTask:
     """Scores the rows of a partition and writes them, but for the pieces that are there already.
 
     It is a function for ``mapInArrow``. The last of its columns is a hash of each row.
-
-    Attributes:
-        path: the folder.
-        mark: digest of what it is for.
-        size: rows of a piece.
-        scorer: scores some of the columns.
-        arguments: places of these columns.
-        width: so many columns come first, and are written.
-        names: of the columns that are added.
-        metadata: of the files.
-        empty: columns of a file without rows, as Arrow has them.
-        writes: whether to write; else rows are compared with the pieces that are there.
     """
 
-    path: str
-    mark: str
-    size: int
-    scorer: Scorer | ForgivingScorer
-    arguments: tuple[int, ...]
-    width: int
-    names: tuple[str, ...]
-    metadata: Mapping[str, str]
-    empty: bytes
-    writes: bool = True
+    path: str  # the folder
+    mark: str  # digest of what it is for
+    size: int  # rows of a piece
+    scorer: Scorer | ForgivingScorer  # scores some of the columns
+    arguments: tuple[int, ...]  # places of these columns
+    width: int  # so many columns come first, and are written
+    names: tuple[str, ...]  # of the columns that are added
+    metadata: Mapping[str, str]  # of the files
+    empty: bytes  # columns of a file without rows, as Arrow has them
+    writes: bool = True  # whether to write; else rows are compared with the pieces that are there
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield a report, one row, when all pieces are written.

@@ -33,36 +33,23 @@ _NUMBER = "number"  # keys of columns are others
 
 @dataclass(frozen=True, slots=True)
 class Scorer:
-    """Scores the rows of a task; the same for all tasks of a transform.
+    """Scores the rows of a task; the same for all tasks of a transform."""
 
-    Attributes:
-        shipped: the module.
-        structure: how columns become the module's inputs.
-        plans: the columns, in the order in which they are passed.
-        outputs: what to return.
-        batch_size: rows per forward pass; by default 1 MiB of them, from 32 to 4096.
-        batch_tokens: values per forward pass, padding included, where rows differ in length.
-        keep: whether rows with null have null outputs, instead of being an error.
-        threads: torch threads; by default the cores of the task.
-        names: of the fields of a struct with all outputs; none to return a single output as it is.
-        vectors: whether ML vectors can be returned as such.
-        encoding: of a table, whose columns are passed in place of those of ``plans``.
-        columns: names of the table's columns, in the order in which they are passed.
-        places: for each of ``plans`` which of the columns that are passed is its own; as they are by default.
-    """
-
-    shipped: Lasting
-    structure: Structure
-    plans: tuple[ColumnPlan, ...]
-    outputs: tuple[OutputColumn, ...]
-    batch_size: int | None = None
-    batch_tokens: int | None = None
-    keep: bool = False
-    threads: int | None = None
+    shipped: Lasting  # the module
+    structure: Structure  # how columns become the module's inputs
+    plans: tuple[ColumnPlan, ...]  # the columns, in the order in which they are passed
+    outputs: tuple[OutputColumn, ...]  # what to return
+    batch_size: int | None = None  # rows per forward pass; by default 1 MiB of them, from 32 to 4096
+    batch_tokens: int | None = None  # values per forward pass, padding included, where rows differ in length
+    keep: bool = False  # whether rows with null have null outputs, instead of being an error
+    threads: int | None = None  # torch threads; by default the cores of the task
+    # of the fields of a struct with all outputs; none to return a single output as it is
     names: tuple[str, ...] = ()
-    vectors: bool = True
+    vectors: bool = True  # whether ML vectors can be returned as such
+    # of a table, whose columns are passed in place of those of ``plans``
     encoding: TableEncoding | None = None
-    columns: tuple[str, ...] = ()
+    columns: tuple[str, ...] = ()  # names of the table's columns, in the order in which they are passed
+    # for each of ``plans`` which of the columns that are passed is its own; as they are by default
     places: tuple[int, ...] = ()
 
     @property

@@ -122,17 +122,11 @@ def encoded(
 
 @dataclass(frozen=True)
 class _Task:
-    """Encodes the rows of a task.
-
-    Attributes:
-        encoding: the encoding.
-        names: of the arrays that are asked for.
-        arity: how many arguments there are: the columns, or one struct of them.
-    """
+    """Encodes the rows of a task."""
 
     encoding: TableEncoding
-    names: tuple[str, ...]
-    arity: int
+    names: tuple[str, ...]  # of the arrays that are asked for
+    arity: int  # how many arguments there are: the columns, or one struct of them
 
     def __call__(self, batches: Iterator[pa.Array | tuple[pa.Array, ...]]) -> Iterator[pa.Array]:
         """Encode batches."""

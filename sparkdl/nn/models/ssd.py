@@ -23,17 +23,11 @@ _NEGATIVES = 3  # section 2.2: background boxes that count, for each that an obj
 
 
 class Detections(NamedTuple):
-    """The objects found in one image, best first.
+    """The objects found in one image, best first."""
 
-    Attributes:
-        boxes: corners, shape (objects, 4).
-        scores: probability of the class, shape (objects,).
-        classes: from 1, shape (objects,), int64.
-    """
-
-    boxes: Tensor
-    scores: Tensor
-    classes: Tensor
+    boxes: Tensor  # corners, shape (objects, 4)
+    scores: Tensor  # probability of the class, shape (objects,)
+    classes: Tensor  # from 1, shape (objects,), int64
 
 
 class SSDHead(nn.Module):

@@ -388,19 +388,12 @@ def _gather(partials: torch.Tensor, rows: list[int | None] | None, totals: Sums)
 
 @dataclass(frozen=True, slots=True)
 class UpdateRule:
-    """Regularisation, clipping and optimizer, in this order.
+    """Regularisation, clipping and optimizer, in this order."""
 
-    Attributes:
-        optimizer: how to build the optimizer; knows the penalties of its groups.
-        clip: how the gradient is clipped, if at all.
-        staleness: which gradients come late, if any.
-        seed: of the random numbers that the optimizer draws, if it draws any.
-    """
-
-    optimizer: OptimizerSpec
-    clip: Clip | None = None
-    staleness: Staleness | None = None
-    seed: int = 0
+    optimizer: OptimizerSpec  # how to build the optimizer; knows the penalties of its groups
+    clip: Clip | None = None  # how the gradient is clipped, if at all
+    staleness: Staleness | None = None  # which gradients come late, if any
+    seed: int = 0  # of the random numbers that the optimizer draws, if it draws any
 
     @property
     def reductions(self) -> int:

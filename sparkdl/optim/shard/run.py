@@ -23,18 +23,12 @@ BLOCK = 1 << 18
 
 @dataclass(slots=True)
 class ShardRun:
-    """A stretch of the flat weights that the optimizer treats as one parameter.
+    """A stretch of the flat weights that the optimizer treats as one parameter."""
 
-    Attributes:
-        start: first element, in the flat vector of all weights.
-        stop: one past the last element.
-        group: parameter group.
-        state: the optimizer's state of this stretch, as torch keeps it.
-    """
-
-    start: int
-    stop: int
-    group: int
+    start: int  # first element, in the flat vector of all weights
+    stop: int  # one past the last element
+    group: int  # parameter group
+    # the optimizer's state of this stretch, as torch keeps it
     state: dict[str, Any] = field(default_factory=dict)
 
     def cut(self, start: int, stop: int) -> ShardRun:

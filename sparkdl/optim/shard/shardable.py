@@ -40,17 +40,11 @@ _SHAPES = 24
 
 @dataclass(frozen=True, slots=True)
 class Tried:
-    """What trying an optimizer has shown.
+    """What trying an optimizer has shown."""
 
-    Attributes:
-        spec: the optimizer, or several, each with what its step needs to see.
-        layout: the layout, with the stretches that shards may not cut.
-        stateful: whether any of them keeps state between steps.
-    """
-
-    spec: OptimizerSpec
-    layout: ParamLayout
-    stateful: bool
+    spec: OptimizerSpec  # the optimizer, or several, each with what its step needs to see
+    layout: ParamLayout  # the layout, with the stretches that shards may not cut
+    stateful: bool  # whether any of them keeps state between steps
 
 
 def check_shardable(spec: OptimizerSpec) -> bool:

@@ -27,16 +27,11 @@ Write = Callable[[pa.Table], bytes]
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a request may hold.
+    """What a request may hold."""
 
-    Attributes:
-        columns: that are read; others are passed over.
-        max_rows: most rows.
-        vectors: which of the columns may hold objects, with the indices and values of sparse vectors.
-    """
-
-    columns: tuple[str, ...]
-    max_rows: int
+    columns: tuple[str, ...]  # that are read; others are passed over
+    max_rows: int  # most rows
+    # which of the columns may hold objects, with the indices and values of sparse vectors
     vectors: tuple[str, ...] = ()
 
 

@@ -18,40 +18,24 @@ _LONGEST_TOKEN = 4096
 class ServerOptions:
     """Options of a server, checked.
 
-    Attributes:
-        host: address to listen at.
-        port: port; 0 for any that is free.
-        token: what clients must prove to have; ``None`` lets anyone in who can connect.
-        open: whether addresses other than this machine's own may do without a token.
-        certificate: file with the certificate chain for TLS; plain HTTP without it.
-        key: file with the certificate's key, if it is not in the same file.
-        copies: of the module, one a thread, which share the weights; one per core by default.
-        max_rows: most rows of a forward pass, and of a request.
-        wait: seconds that a request may wait for others to share its forward pass.
-        max_queue: most rows that wait for a free copy.
-        max_body: most bytes of a request.
-        max_connections: most connections at a time.
-        timeout: seconds that a client has to send a request, and a request to get its answer.
-        watch: seconds between two looks for a new version; 0 for none but at a signal.
-
     Raises:
         ConfigError: if a value cannot work, or is not safe.
     """
 
-    host: str = "127.0.0.1"
-    port: int = 8000
-    token: str | None = None
-    open: bool = False
-    certificate: str | None = None
-    key: str | None = None
-    copies: int | None = None
-    max_rows: int = 1024
-    wait: float = 0.0
-    max_queue: int = 8192
-    max_body: int = 16 << 20
-    max_connections: int = 512
-    timeout: float = 30.0
-    watch: float = 0.0
+    host: str = "127.0.0.1"  # address to listen at
+    port: int = 8000  # port; 0 for any that is free
+    token: str | None = None  # what clients must prove to have; ``None`` lets anyone in who can connect
+    open: bool = False  # whether addresses other than this machine's own may do without a token
+    certificate: str | None = None  # file with the certificate chain for TLS; plain HTTP without it
+    key: str | None = None  # file with the certificate's key, if it is not in the same file
+    copies: int | None = None  # of the module, one a thread, which share the weights; one per core by default
+    max_rows: int = 1024  # most rows of a forward pass, and of a request
+    wait: float = 0.0  # seconds that a request may wait for others to share its forward pass
+    max_queue: int = 8192  # most rows that wait for a free copy
+    max_body: int = 16 << 20  # most bytes of a request
+    max_connections: int = 512  # most connections at a time
+    timeout: float = 30.0  # seconds that a client has to send a request, and a request to get its answer
+    watch: float = 0.0  # seconds between two looks for a new version; 0 for none but at a signal
 
     def __post_init__(self) -> None:
         least = {"copies": 1, "max_rows": 1, "max_queue": 1, "max_body": 1024, "max_connections": 1}

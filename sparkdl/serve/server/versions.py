@@ -18,15 +18,10 @@ _TRIES = 3
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ServedVersion:
-    """A model with its copies, a session group: they share the weights, and each belongs to one thread.
+    """A model with its copies, a session group: they share the weights, and each belongs to one thread."""
 
-    Attributes:
-        model: converts rows; any thread may use it for that.
-        copies: compute.
-    """
-
-    model: ServedModel
-    copies: tuple[ServedModel, ...]
+    model: ServedModel  # converts rows; any thread may use it for that
+    copies: tuple[ServedModel, ...]  # compute
 
 
 class Versions:

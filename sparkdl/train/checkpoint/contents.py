@@ -32,25 +32,17 @@ _WITHOUT_ROWS = 2
 
 @dataclass(frozen=True, slots=True)
 class CheckpointFiles:
-    """What goes into a checkpoint, apart from the run: it may be written while the run goes on.
+    """What goes into a checkpoint, apart from the run: it may be written while the run goes on."""
 
-    Attributes:
-        iteration: completed iterations.
-        tensors: the state_dict, as safetensors can write it.
-        aliases: names that were left out there, and what stands for them.
-        training: values and arrays of :meth:`ResumePoint.to_arrays`, ``None`` for weights only.
-        shards: frames that stay with each shard, unless others write them.
-        mark: content of ``state.json``, without the checksums.
-        base: completed iterations of the checkpoint that has the rows of embedding variables which this one
-            does not have, since they have not changed; 0 if it has all.
-    """
-
-    iteration: int
-    tensors: dict[str, torch.Tensor]
-    aliases: dict[str, str]
+    iteration: int  # completed iterations
+    tensors: dict[str, torch.Tensor]  # the state_dict, as safetensors can write it
+    aliases: dict[str, str]  # names that were left out there, and what stands for them
+    # values and arrays of :meth:`ResumePoint.to_arrays`, ``None`` for weights only
     training: tuple[dict[str, Any], dict[str, Array]] | None
-    shards: Kept
-    mark: dict[str, Any]
+    shards: Kept  # frames that stay with each shard, unless others write them
+    mark: dict[str, Any]  # content of ``state.json``, without the checksums
+    # completed iterations of the checkpoint that has the rows of embedding variables which this one does not
+    # have, since they have not changed; 0 if it has all
     base: int = 0
 
     @classmethod

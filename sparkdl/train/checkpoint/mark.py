@@ -40,37 +40,23 @@ _SHA256 = re.compile(r"[0-9a-f]{64}", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class Base:
-    """The checkpoint to whose rows of embedding variables those of another one are changes.
+    """The checkpoint to whose rows of embedding variables those of another one are changes."""
 
-    Attributes:
-        iteration: its completed iterations; it lies beside the other one.
-        seal: seal of its ``state.json``.
-    """
-
-    iteration: int
-    seal: str
+    iteration: int  # its completed iterations; it lies beside the other one
+    seal: str  # seal of its ``state.json``
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """What ``state.json`` says.
+    """What ``state.json`` says."""
 
-    Attributes:
-        state: fields of the TrainState, numbers or strings that ``float`` reads.
-        scores: likewise, by metric.
-        digests: sha256 by name of the other files.
-        format: format of the checkpoint.
-        base: where the rows are that it does not have; ``None`` if it has all rows.
-        seal: checksum of ``state.json``; empty in checkpoints of early releases.
-        identity: of which moment of which run it is; ``None`` in checkpoints of earlier releases.
-    """
-
-    state: Mapping[str, Any]
-    scores: Mapping[str, Any]
-    digests: Mapping[str, str]
-    format: int = FORMAT
-    base: Base | None = None
-    seal: str = ""
+    state: Mapping[str, Any]  # fields of the TrainState, numbers or strings that ``float`` reads
+    scores: Mapping[str, Any]  # likewise, by metric
+    digests: Mapping[str, str]  # sha256 by name of the other files
+    format: int = FORMAT  # format of the checkpoint
+    base: Base | None = None  # where the rows are that it does not have; ``None`` if it has all rows
+    seal: str = ""  # checksum of ``state.json``; empty in checkpoints of early releases
+    # of which moment of which run it is; ``None`` in checkpoints of earlier releases
     identity: Identity | None = None
 
     @property

@@ -39,51 +39,34 @@ _COUNTED = ("epoch", "iteration", "samples", "seconds", "validations")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResumePoint:
-    """A run between two iterations.
+    """A run between two iterations."""
 
-    Attributes:
-        state: where it is.
-        snapshot: weights and buffers.
-        kept: per shard, the frames that stay with it: optimizer state, averaged weights.
-        average_buffers: averaged buffers, if weights are averaged.
-        averaged: how many iterations have entered the average.
-        averaging: by what, the name of a class; empty without an average, or if an earlier release wrote it.
-        history: rows and validations so far.
-        scores: latest value of each metric.
-        setting: what must be the same to go on: see :func:`~sparkdl.train.checkpoint.setting.setting_of`.
-        steps: iterations of the current epoch.
-        batch_size: rows of one iteration now.
-        learning_rate_scale: factor of the learning rate.
-        frozen: names of the parameters that are frozen.
-        first: iteration from which on the epoch has so many; the first one, but if its batch size changed.
-        slot: slots of the epoch that the iterations before that one have taken.
-        hooks: state of each hook, by its class and a number.
-        unfinished: state before the last iteration if an error came before its validation and the end of
-            its epoch were done.
-        source: the checkpoint from which it was read.
-        identity: of the checkpoint; ``None`` if an earlier release has written it.
-        continues: whether the program that has written it goes on: nobody else has made anything of it.
-    """
-
-    state: TrainState
-    snapshot: Snapshot
-    kept: Kept
-    average_buffers: Array | None
-    averaged: int
-    history: History
-    scores: Mapping[str, float]
+    state: TrainState  # where it is
+    snapshot: Snapshot  # weights and buffers
+    kept: Kept  # per shard, the frames that stay with it: optimizer state, averaged weights
+    average_buffers: Array | None  # averaged buffers, if weights are averaged
+    averaged: int  # how many iterations have entered the average
+    history: History  # rows and validations so far
+    scores: Mapping[str, float]  # latest value of each metric
+    # what must be the same to go on: see :func:`~sparkdl.train.checkpoint.setting.setting_of`
     setting: Mapping[str, Any]
-    steps: int
-    batch_size: int
-    learning_rate_scale: float = 1.0
-    frozen: frozenset[str] = frozenset()
+    steps: int  # iterations of the current epoch
+    batch_size: int  # rows of one iteration now
+    learning_rate_scale: float = 1.0  # factor of the learning rate
+    frozen: frozenset[str] = frozenset()  # names of the parameters that are frozen
+    # by what, the name of a class; empty without an average, or if an earlier release wrote it
     averaging: str = ""
+    # iteration from which on the epoch has so many; the first one, but if its batch size changed
     first: int = 0
-    slot: int = 0
+    slot: int = 0  # slots of the epoch that the iterations before that one have taken
+    # state of each hook, by its class and a number
     hooks: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    # state before the last iteration if an error came before its validation and the end of its epoch were
+    # done
     unfinished: TrainState | None = None
-    source: Base | None = None
-    identity: Identity | None = None
+    source: Base | None = None  # the checkpoint from which it was read
+    identity: Identity | None = None  # of the checkpoint; ``None`` if an earlier release has written it
+    # whether the program that has written it goes on: nobody else has made anything of it
     continues: bool = False
 
     def to_arrays(self) -> tuple[dict[str, Any], dict[str, Array]]:

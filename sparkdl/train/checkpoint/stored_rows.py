@@ -32,27 +32,16 @@ Check = Callable[[], None]
 
 @dataclass(slots=True)
 class Block:
-    """Neighbouring entries of a file.
+    """Neighbouring entries of a file."""
 
-    Attributes:
-        arrays: all entries of the file.
-        begin: number of the first one.
-        stop: one past the last one.
-        bits: which of them are left, eight to a byte; none at first.
-        first: rows of the entries before.
-        rows: rows of these.
-        left: how many of them are left.
-        left_rows: rows of these.
-    """
-
-    arrays: Mapping[str, StoredArray]
-    begin: int
-    stop: int
-    bits: NDArray[np.uint8]
-    first: int = 0
-    rows: int = 0
-    left: int = 0
-    left_rows: int = 0
+    arrays: Mapping[str, StoredArray]  # all entries of the file
+    begin: int  # number of the first one
+    stop: int  # one past the last one
+    bits: NDArray[np.uint8]  # which of them are left, eight to a byte; none at first
+    first: int = 0  # rows of the entries before
+    rows: int = 0  # rows of these
+    left: int = 0  # how many of them are left
+    left_rows: int = 0  # rows of these
 
     def read(self, name: str) -> Array:
         """Return a value of each entry."""
@@ -87,19 +76,12 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class StoredTable:
-    """Entries of a table in a file.
+    """Entries of a table in a file."""
 
-    Attributes:
-        told: what is not of each entry, such as the optimizer's state of the table; without evictions.
-        arrays: what is, and evictions.
-        blocks: the entries.
-        pages: see :class:`Entries`.
-    """
-
-    told: Entries
-    arrays: Mapping[str, StoredArray]
-    blocks: Sequence[Block]
-    pages: StoredTable | None
+    told: Entries  # what is not of each entry, such as the optimizer's state of the table; without evictions
+    arrays: Mapping[str, StoredArray]  # what is, and evictions
+    blocks: Sequence[Block]  # the entries
+    pages: StoredTable | None  # see :class:`Entries`
 
     @classmethod
     def of(cls, file: ShardFile, table: str) -> StoredTable:
@@ -150,16 +132,11 @@ def _under(prefix: str, arrays: Mapping[str, StoredArray]) -> dict[str, StoredAr
 
 @dataclass(frozen=True, slots=True)
 class LayerPart:
-    """An owner's entries of a table in a layer: all of them, or those that have changed.
+    """An owner's entries of a table in a layer: all of them, or those that have changed."""
 
-    Attributes:
-        told: what is not of each entry.
-        sources: the entries.
-        owner: number of the owner, and how many there are, if other owners' entries are among them.
-    """
-
-    told: Entries
-    sources: Sequence[StoredTable]
+    told: Entries  # what is not of each entry
+    sources: Sequence[StoredTable]  # the entries
+    # number of the owner, and how many there are, if other owners' entries are among them
     owner: tuple[int, int] | None
 
     @classmethod
@@ -201,17 +178,11 @@ class LayerPart:
 
 @dataclass(frozen=True, slots=True)
 class TableRows:
-    """All entries of a table.
+    """All entries of a table."""
 
-    Attributes:
-        told: what is not of each entry.
-        parts: where the entries are, and which of them are left.
-        pages: see :class:`Entries`.
-    """
-
-    told: Entries
-    parts: Sequence[LayerPart]
-    pages: TableRows | None
+    told: Entries  # what is not of each entry
+    parts: Sequence[LayerPart]  # where the entries are, and which of them are left
+    pages: TableRows | None  # see :class:`Entries`
 
     @property
     def values(self) -> dict[str, Any]:

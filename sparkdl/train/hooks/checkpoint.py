@@ -317,17 +317,11 @@ class Checkpoint(Hook):
 
 @dataclass(frozen=True, slots=True)
 class _Begun:
-    """A checkpoint that is being written.
+    """A checkpoint that is being written."""
 
-    Attributes:
-        links: iterations of those that it needs when it is there, itself the last.
-        needs: of those that may not be deleted until then, and itself, if it is made of others.
-        written: done when it is there.
-    """
-
-    links: list[int]
-    needs: list[int]
-    written: Future[None]
+    links: list[int]  # iterations of those that it needs when it is there, itself the last
+    needs: list[int]  # of those that may not be deleted until then, and itself, if it is made of others
+    written: Future[None]  # done when it is there
 
 
 def _run(work: Callable[[], None], done: Future[None]) -> None:

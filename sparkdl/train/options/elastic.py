@@ -81,19 +81,12 @@ class Elastic:
 
 @dataclass(slots=True)
 class PartitionWatch:
-    """Decides when a run's partitions change.
+    """Decides when a run's partitions change."""
 
-    Args:
-        elastic: the rules.
-        count: asks the cluster for its number of executors.
-        clock: seconds that only grow.
-        most: how many partitions the rows can have.
-    """
-
-    elastic: Elastic
-    count: Callable[[], int]
-    clock: Callable[[], float] = monotonic
-    most: int = STREAMS
+    elastic: Elastic  # the rules
+    count: Callable[[], int]  # asks the cluster for its number of executors
+    clock: Callable[[], float] = monotonic  # seconds that only grow
+    most: int = STREAMS  # how many partitions the rows can have
     _seen: int = field(default=0, init=False)
     _since: float = field(default=0.0, init=False)
     _looked: float = field(default=float("-inf"), init=False)

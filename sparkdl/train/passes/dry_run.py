@@ -36,15 +36,10 @@ _TRIED_ROWS = 6
 
 @dataclass(frozen=True, slots=True)
 class Tried:
-    """The result of a dry run.
+    """The result of a dry run."""
 
-    Attributes:
-        shipped: the pickled spec.
-        moving: names of frozen parameters that forward writes to.
-    """
-
-    shipped: bytes
-    moving: frozenset[str]
+    shipped: bytes  # the pickled spec
+    moving: frozenset[str]  # names of frozen parameters that forward writes to
 
 
 def dry_run(spec: FitSpec, data: Dataset) -> Tried:

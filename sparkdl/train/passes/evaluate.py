@@ -39,27 +39,16 @@ from sparkdl.wire.frame import Parts
 
 @dataclass(frozen=True, slots=True)
 class Evaluate:
-    """The task of one evaluation, the same for all partitions.
+    """The task of one evaluation, the same for all partitions."""
 
-    Attributes:
-        fit: the fixed part.
-        weights: weights to evaluate.
-        metrics: the pickled metrics.
-        reader: the Dataset's pickled reader.
-        batch_size: rows per forward pass.
-        epoch: completed epochs.
-        iteration: completed iterations.
-        logits: names of metrics whose outputs are logits, as far as that is known.
-    """
-
-    fit: FitRef
-    weights: BytesRef
-    metrics: BytesRef
-    reader: BytesRef
-    batch_size: int
-    epoch: int = 0
-    iteration: int = 0
-    logits: tuple[str, ...] = ()
+    fit: FitRef  # the fixed part
+    weights: BytesRef  # weights to evaluate
+    metrics: BytesRef  # the pickled metrics
+    reader: BytesRef  # the Dataset's pickled reader
+    batch_size: int  # rows per forward pass
+    epoch: int = 0  # completed epochs
+    iteration: int = 0  # completed iterations
+    logits: tuple[str, ...] = ()  # names of metrics whose outputs are logits, as far as that is known
 
     def __call__(self, partition: int, frames: Iterator[bytes]) -> Iterator[bytes | Parts]:
         """Yield the states of the metrics over a partition's rows."""

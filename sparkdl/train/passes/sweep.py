@@ -39,21 +39,13 @@ _BATCH_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class BatchReader:
-    """How the rows of a Dataset become batches.
+    """How the rows of a Dataset become batches."""
 
-    Attributes:
-        features: how stored columns become the module's inputs.
-        label: how stored columns become the label.
-        weighted: whether rows have weights.
-        transform: applied to the inputs of each batch.
-        collate: makes inputs and label of a list of rows; ``None`` to stack columns.
-    """
-
-    features: Structure
-    label: Structure
-    weighted: bool
-    transform: Callable[[Any], Any] | None
-    collate: Collate | None = None
+    features: Structure  # how stored columns become the module's inputs
+    label: Structure  # how stored columns become the label
+    weighted: bool  # whether rows have weights
+    transform: Callable[[Any], Any] | None  # applied to the inputs of each batch
+    collate: Collate | None = None  # makes inputs and label of a list of rows; ``None`` to stack columns
 
     @classmethod
     def of(cls, data: Dataset) -> BatchReader:

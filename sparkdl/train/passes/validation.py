@@ -16,19 +16,12 @@ Validation = Dataset | Mapping[str, Dataset] | None
 
 @dataclass(frozen=True, slots=True)
 class Monitor:
-    """The score that triggers, schedules and early stopping look at.
+    """The score that triggers, schedules and early stopping look at."""
 
-    Attributes:
-        set: name of the validation set.
-        score: name of the score.
-        higher_is_better: whether larger values are better.
-        min_delta: how much better than the best a value must be to count as better.
-    """
-
-    set: str
-    score: str
-    higher_is_better: bool
-    min_delta: float
+    set: str  # name of the validation set
+    score: str  # name of the score
+    higher_is_better: bool  # whether larger values are better
+    min_delta: float  # how much better than the best a value must be to count as better
 
 
 def validation_sets(validation: Validation) -> dict[str, Dataset]:

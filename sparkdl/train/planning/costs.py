@@ -20,23 +20,14 @@ _KEPT = 3
 
 @dataclass(frozen=True, slots=True)
 class Driver:
-    """Seconds of the driver, by what causes them.
+    """Seconds of the driver, by what causes them."""
 
-    Attributes:
-        job: of a job.
-        task: of a task.
-        step: of a step.
-        report: of a rank's report of a step.
-        error: the largest relative error of the fit.
-        executors: the most executors that were measured.
-    """
-
-    job: float = 60e-3
-    task: float = 3e-3
-    step: float = 0.2e-3
-    report: float = 20e-6
-    error: float = 0.0
-    executors: int = 0
+    job: float = 60e-3  # of a job
+    task: float = 3e-3  # of a task
+    step: float = 0.2e-3  # of a step
+    report: float = 20e-6  # of a rank's report of a step
+    error: float = 0.0  # the largest relative error of the fit
+    executors: int = 0  # the most executors that were measured
 
     def seconds(self, ranks: int, steps: int, stages: int) -> float:
         """Return the seconds of a group."""
@@ -45,49 +36,30 @@ class Driver:
 
 @dataclass(frozen=True, slots=True)
 class Carrier:
-    """What the exchange costs a task.
+    """What the exchange costs a task."""
 
-    Attributes:
-        message: processor seconds of sending one message and receiving one.
-        exchange: processor seconds of an exchange besides.
-        byte: processor seconds of sending a byte and receiving one.
-        measured: whether that was measured, or is assumed.
-    """
-
-    message: float = 40e-6
-    exchange: float = 60e-6
-    byte: float = 0.6e-9
-    measured: bool = False
+    message: float = 40e-6  # processor seconds of sending one message and receiving one
+    exchange: float = 60e-6  # processor seconds of an exchange besides
+    byte: float = 0.6e-9  # processor seconds of sending a byte and receiving one
+    measured: bool = False  # whether that was measured, or is assumed
 
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """Everything around driver and exchange.
+    """Everything around driver and exchange."""
 
-    Attributes:
-        compute: seconds of forward and backward.
-        group: seconds of a group; ``None`` for what the sharded plan wants.
-        network: bytes per second of each machine, in each direction.
-        share: part of that which reaches the ranks when all send to all: headers take some, and TCP's
-            connections do not end together (0.75 to 0.93, ``benchmarks/links.py``).
-        latency: seconds that a message is on its way.
-        update: seconds per byte of weights that Adam updates (7 ms for 5 million).
-        copy: seconds per byte of weights that are copied into the module.
-        persist: seconds per byte that Spark keeps at a group's end (10 ms per MB).
-        shuffled: seconds per byte that a task sends and receives by shuffles.
-        packing: processor seconds of packing a message and of reading one.
-    """
-
-    compute: float = 2.0
-    group: float | None = None
-    network: float = 1.25e9
+    compute: float = 2.0  # seconds of forward and backward
+    group: float | None = None  # seconds of a group; ``None`` for what the sharded plan wants
+    network: float = 1.25e9  # bytes per second of each machine, in each direction
+    # Part of it that reaches the ranks when all send to all: headers take some, and TCP's connections do
+    # not end together (0.72 to 0.93, benchmarks/links.py).
     share: float = 0.8
-    latency: float = 100e-6
-    update: float = 0.35e-9
-    copy: float = 0.15e-9
-    persist: float = 10e-9
-    shuffled: float = 3.2e-9
-    packing: float = 50e-6
+    latency: float = 100e-6  # seconds that a message is on its way
+    update: float = 0.35e-9  # seconds per byte of weights that Adam updates (7 ms for 5 million)
+    copy: float = 0.15e-9  # seconds per byte of weights that are copied into the module
+    persist: float = 10e-9  # seconds per byte that Spark keeps at a group's end (10 ms per MB)
+    shuffled: float = 3.2e-9  # seconds per byte that a task sends and receives by shuffles
+    packing: float = 50e-6  # processor seconds of packing a message and of reading one
 
     @property
     def sent(self) -> float:
@@ -97,23 +69,14 @@ class Surroundings:
 
 @dataclass(frozen=True, slots=True)
 class Moves:
-    """What a rank does in the sync of a step.
+    """What a rank does in the sync of a step."""
 
-    Attributes:
-        exchanges: how many exchanges there are.
-        messages: messages that it sends.
-        nbytes: bytes that it sends.
-        summed: bytes of gradients that it adds up.
-        updated: bytes of weights that it updates.
-        copied: bytes of weights that it copies into its module.
-    """
-
-    exchanges: int
-    messages: int
-    nbytes: float
-    summed: float
-    updated: float
-    copied: float
+    exchanges: int  # how many exchanges there are
+    messages: int  # messages that it sends
+    nbytes: float  # bytes that it sends
+    summed: float  # bytes of gradients that it adds up
+    updated: float  # bytes of weights that it updates
+    copied: float  # bytes of weights that it copies into its module
 
 
 def moves(kind: Kind, nbytes: int, ranks: int) -> Moves:

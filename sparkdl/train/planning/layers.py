@@ -32,38 +32,23 @@ _WARM, _REPEATS = 2, 3
 
 @dataclass(frozen=True, slots=True)
 class LayerTime:
-    """A layer's seconds in one step.
+    """A layer's seconds in one step."""
 
-    Attributes:
-        name: of the module, as in ``named_modules()``.
-        kind: its class.
-        parameters: how many it has.
-        forward: seconds.
-        backward: seconds.
-    """
-
-    name: str
-    kind: str
-    parameters: int
-    forward: float
-    backward: float
+    name: str  # of the module, as in ``named_modules()``
+    kind: str  # its class
+    parameters: int  # how many it has
+    forward: float  # seconds
+    backward: float  # seconds
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """What the profiler saw of a layer: for a trace.
+    """What the profiler saw of a layer: for a trace."""
 
-    Attributes:
-        name: of the layer, with the direction.
-        start: seconds since the first one.
-        seconds: how long.
-        backward: whether it belongs to the backward pass.
-    """
-
-    name: str
-    start: float
-    seconds: float
-    backward: bool
+    name: str  # of the layer, with the direction
+    start: float  # seconds since the first one
+    seconds: float  # how long
+    backward: bool  # whether it belongs to the backward pass
 
 
 @dataclass(frozen=True, slots=True)

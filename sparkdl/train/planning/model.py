@@ -78,19 +78,12 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class StepTime:
-    """The seconds of a step, by what takes them.
+    """The seconds of a step, by what takes them."""
 
-    Attributes:
-        work: rows, forward and backward.
-        sync: exchange, sums and update.
-        job: its share of the job's scheduling.
-        error: relative error of the sum.
-    """
-
-    work: float
-    sync: float
-    job: float
-    error: float
+    work: float  # rows, forward and backward
+    sync: float  # exchange, sums and update
+    job: float  # its share of the job's scheduling
+    error: float  # relative error of the sum
 
     @property
     def seconds(self) -> float:
@@ -103,18 +96,13 @@ class StepModel:
     """Forecasts steps from a rehearsal.
 
     The cost model says how sync grows with ranks and bytes, the rehearsal how large it is.
-
-    Attributes:
-        found: the rehearsal.
-        network: bytes per second of a machine in each direction, where executors have a machine each.
-        carrier: what a message costs.
-        driver: what a job costs.
     """
 
-    found: Rehearsal
+    found: Rehearsal  # the rehearsal
+    # bytes per second of a machine in each direction, where executors have a machine each
     network: float = 1.25e9
-    carrier: Carrier = field(default_factory=Carrier)
-    driver: Driver = field(default_factory=Driver)
+    carrier: Carrier = field(default_factory=Carrier)  # what a message costs
+    driver: Driver = field(default_factory=Driver)  # what a job costs
 
     def step(self, executors: int, batch: float, like: Fit | None = None) -> StepTime:
         """Return the time of a step.

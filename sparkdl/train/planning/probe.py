@@ -26,21 +26,13 @@ _PROC = Path("/proc")
 
 @dataclass(frozen=True, slots=True)
 class Executor:
-    """An executor, as one of its tasks sees it.
+    """An executor, as one of its tasks sees it."""
 
-    Attributes:
-        host: its machine.
-        cores: that the machine lets its processes use.
-        jvm: its process; 0 where there is none.
-        jvm_bytes: memory of that process.
-        python_bytes: largest memory of its Python processes since the last reset, added up.
-    """
-
-    host: str
-    cores: int
-    jvm: int
-    jvm_bytes: int
-    python_bytes: int
+    host: str  # its machine
+    cores: int  # that the machine lets its processes use
+    jvm: int  # its process; 0 where there is none
+    jvm_bytes: int  # memory of that process
+    python_bytes: int  # largest memory of its Python processes since the last reset, added up
 
     @property
     def nbytes(self) -> int:
@@ -50,13 +42,9 @@ class Executor:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """The task that looks.
+    """The task that looks."""
 
-    Attributes:
-        reset: whether the largest memory counts from now on.
-    """
-
-    reset: bool = False
+    reset: bool = False  # whether the largest memory counts from now on
 
     def __call__(self, _: int, frames: Iterator[Buffer]) -> Iterator[bytes | Parts]:
         """Yield what :class:`Executor` holds, as a frame."""

@@ -19,27 +19,16 @@ VARIABLE = "SPARKDL_REHEARSAL"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """What the first fit is to do.
+    """What the first fit is to do."""
 
-    Attributes:
-        kind: ``"plan"`` or ``"profile"``.
-        answer: file to write.
-        rows: of an epoch; ``None`` to count them.
-        executors: numbers to forecast for.
-        price: of a core hour.
-        gigabits: per second, of a machine's network.
-        seconds: of each fit, about.
-        trace: file of the trace of a profile.
-    """
-
-    kind: Literal["plan", "profile"]
-    answer: str
-    rows: int | None = None
-    executors: tuple[int, ...] = (1,)
-    price: float = 0.0
-    gigabits: float = 10.0
-    seconds: float = 4.0
-    trace: str = ""
+    kind: Literal["plan", "profile"]  # ``"plan"`` or ``"profile"``
+    answer: str  # file to write
+    rows: int | None = None  # of an epoch; ``None`` to count them
+    executors: tuple[int, ...] = (1,)  # numbers to forecast for
+    price: float = 0.0  # of a core hour
+    gigabits: float = 10.0  # per second, of a machine's network
+    seconds: float = 4.0  # of each fit, about
+    trace: str = ""  # file of the trace of a profile
 
     def variable(self) -> dict[str, str]:
         """Return the environment that a script needs."""

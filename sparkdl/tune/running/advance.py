@@ -28,21 +28,13 @@ Ending = Literal["", "diverged", "failed", "finished"]
 
 @dataclass(frozen=True, slots=True)
 class Advanced:
-    """What a trial has done.
+    """What a trial has done."""
 
-    Attributes:
-        reports: for each epoch its number, from 1, and its values by name.
-        ending: why it will not go on; empty if it can.
-        state: the files of its checkpoint, as a frame; of a trial that diverged or failed none.
-        seconds: how long it took.
-        error: what it has raised, if it failed.
-    """
-
-    reports: list[dict[str, float]]
-    ending: Ending
-    state: Packed | None
-    seconds: float
-    error: str = ""
+    reports: list[dict[str, float]]  # for each epoch its number, from 1, and its values by name
+    ending: Ending  # why it will not go on; empty if it can
+    state: Packed | None  # the files of its checkpoint, as a frame; of a trial that diverged or failed none
+    seconds: float  # how long it took
+    error: str = ""  # what it has raised, if it failed
 
 
 def advance(

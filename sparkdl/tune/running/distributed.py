@@ -21,21 +21,14 @@ POOL = "sparkdl-trial-{}"
 
 @dataclass(slots=True, kw_only=True)
 class ClusterRunner:
-    """Runs each rung as a distributed fit.
+    """Runs each rung as a distributed fit."""
 
-    Attributes:
-        trainer: makes the Trainer of params.
-        folds: for each fold the rows to train on, and those to validate on.
-        validation: rows to validate on, by name, where folds have none.
-        threads: runs fits side by side; ``None`` to run one after the other.
-        over: set when the search ends, so that what has not begun does not.
-    """
-
-    trainer: Callable[[Mapping[str, Any]], Trainer]
+    trainer: Callable[[Mapping[str, Any]], Trainer]  # makes the Trainer of params
+    # for each fold the rows to train on, and those to validate on
     folds: Sequence[tuple[Dataset, Dataset | None]]
-    validation: Mapping[str, Dataset]
-    threads: Executor | None
-    over: Event
+    validation: Mapping[str, Dataset]  # rows to validate on, by name, where folds have none
+    threads: Executor | None  # runs fits side by side; ``None`` to run one after the other
+    over: Event  # set when the search ends, so that what has not begun does not
 
     def start(self, rung: Rung, state: Callable[[], bytes] | None) -> Callable[[], Advanced]:
         """See :class:`sparkdl.tune.running.search.Runner`."""

@@ -37,24 +37,15 @@ _OTHER = "resume with the same, or choose another folder"
 
 @dataclass(frozen=True, slots=True)
 class Rung:
-    """One trial's way by some epochs.
+    """One trial's way by some epochs."""
 
-    Attributes:
-        number: from 0, in the order in which rungs are decided.
-        trial: the trial's number.
-        done: completed epochs before.
-        until: completed epochs after.
-        state: number of the rung whose state it begins with; ``None`` at the trial's beginning.
-        params: the trial's.
-        made: text and digest of the parts of the trial's Trainer, by name; only in its first rung.
-    """
-
-    number: int
-    trial: int
-    done: int
-    until: int
-    state: int | None
-    params: Mapping[str, Any]
+    number: int  # from 0, in the order in which rungs are decided
+    trial: int  # the trial's number
+    done: int  # completed epochs before
+    until: int  # completed epochs after
+    state: int | None  # number of the rung whose state it begins with; ``None`` at the trial's beginning
+    params: Mapping[str, Any]  # the trial's
+    # text and digest of the parts of the trial's Trainer, by name; only in its first rung
     made: Mapping[str, Any] = field(default_factory=dict)
 
     def key(self) -> dict[str, Any]:

@@ -38,25 +38,15 @@ _CANCELLED = "cancelled"
 
 @dataclass(frozen=True, slots=True)
 class RungTask:
-    """Task that takes one trial some epochs further.
+    """Task that takes one trial some epochs further."""
 
-    Attributes:
-        trainer: the trial's Trainer, pickled.
-        state: what the trial has left, if it has begun.
-        done: completed epochs.
-        until: epochs to complete.
-        rows: to train on, or to divide into folds.
-        validation: Datasets to validate on, by name.
-        folds: what of the rows is for training and what for validation.
-    """
-
-    trainer: BytesRef
-    state: BytesRef | None
-    done: int
-    until: int
-    rows: SharedRows
-    validation: Mapping[str, SharedRows]
-    folds: Folds
+    trainer: BytesRef  # the trial's Trainer, pickled
+    state: BytesRef | None  # what the trial has left, if it has begun
+    done: int  # completed epochs
+    until: int  # epochs to complete
+    rows: SharedRows  # to train on, or to divide into folds
+    validation: Mapping[str, SharedRows]  # Datasets to validate on, by name
+    folds: Folds  # what of the rows is for training and what for validation
 
     def __call__(self, partition: int, frames: Iterator[bytes]) -> Iterator[bytes | Parts]:
         """Yield the result in pieces."""
@@ -124,28 +114,17 @@ def pool(threads: int) -> Executor:
 
 @dataclass(slots=True, kw_only=True)
 class TaskRunner:
-    """Runs each rung as a Spark job of one task.
+    """Runs each rung as a Spark job of one task."""
 
-    Attributes:
-        access: the cluster.
-        trainer: makes the Trainer of params.
-        rows: to train on.
-        validation: to validate on, by name.
-        folds: see :class:`RungTask`.
-        broadcasts: those that the rows are in.
-        threads: runs jobs side by side.
-        name: begins the names of jobs in the Spark UI.
-        over: set when the search ends, so that what was cancelled does not run again.
-    """
-
-    access: Access
-    trainer: Callable[[Mapping[str, Any]], Trainer]
-    rows: SharedRows
-    validation: Mapping[str, SharedRows]
-    folds: Folds
-    broadcasts: Sequence[Any]
-    threads: Executor
-    name: str
+    access: Access  # the cluster
+    trainer: Callable[[Mapping[str, Any]], Trainer]  # makes the Trainer of params
+    rows: SharedRows  # to train on
+    validation: Mapping[str, SharedRows]  # to validate on, by name
+    folds: Folds  # see :class:`RungTask`
+    broadcasts: Sequence[Any]  # those that the rows are in
+    threads: Executor  # runs jobs side by side
+    name: str  # begins the names of jobs in the Spark UI
+    # set when the search ends, so that what was cancelled does not run again
     over: Event = field(default_factory=Event)
 
     def start(self, rung: Rung, state: Callable[[], bytes] | None) -> Callable[[], Advanced]:

@@ -48,49 +48,30 @@ class Best:
 
 @dataclass(slots=True, kw_only=True)
 class Search:
-    """Runs a search.
+    """Runs a search."""
 
-    Attributes:
-        asker: chooses params.
-        scheduler: decides how far trials go.
-        runner: runs rungs.
-        journal: keeps results.
-        metric: what to compare trials by.
-        sign: 1 if larger values are better, else -1.
-        count: most trials.
-        max_epochs: most epochs of a trial.
-        budget: most epochs of all trials; ``None`` for any number.
-        concurrent: how many rungs run at a time.
-        stop: returns why no further rung is to begin; empty if one may.
-        on_rung: called after each rung, with its trial and whether that has ended.
-        describe: returns what the Trainer of a new trial's params is made of, see :class:`Rung`.
-        passes: whether a trial that raised this is passed over, and the search goes on.
-        trials: all so far.
-        best: the best state so far.
-        spent: epochs that have run or are running.
-        rungs: how many have begun.
-        ended: why it has ended; empty before.
-    """
-
-    asker: Asker
-    scheduler: Scheduler
-    runner: Runner
-    journal: Journal
-    metric: str
-    sign: int
-    count: int
-    max_epochs: int
-    budget: int | None
-    concurrent: int
-    stop: Callable[[], str]
+    asker: Asker  # chooses params
+    scheduler: Scheduler  # decides how far trials go
+    runner: Runner  # runs rungs
+    journal: Journal  # keeps results
+    metric: str  # what to compare trials by
+    sign: int  # 1 if larger values are better, else -1
+    count: int  # most trials
+    max_epochs: int  # most epochs of a trial
+    budget: int | None  # most epochs of all trials; ``None`` for any number
+    concurrent: int  # how many rungs run at a time
+    stop: Callable[[], str]  # returns why no further rung is to begin; empty if one may
+    # called after each rung, with its trial and whether that has ended
     on_rung: Callable[[Trial, bool], None]
+    # returns what the Trainer of a new trial's params is made of, see :class:`Rung`
     describe: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda _: {}
+    # whether a trial that raised this is passed over, and the search goes on
     passes: Callable[[Exception], bool] = lambda _: False
-    trials: list[Trial] = field(default_factory=list)
-    best: Best | None = None
-    spent: int = 0
-    rungs: int = 0
-    ended: str = ""
+    trials: list[Trial] = field(default_factory=list)  # all so far
+    best: Best | None = None  # the best state so far
+    spent: int = 0  # epochs that have run or are running
+    rungs: int = 0  # how many have begun
+    ended: str = ""  # why it has ended; empty before
     _going: deque[Go] = field(default_factory=deque)
     _running: dict[int, tuple[Rung, Callable[[], Advanced]]] = field(default_factory=dict)
 

@@ -49,19 +49,12 @@ _ORDER = "order"
 
 @dataclass(frozen=True, slots=True)
 class SharedRows:
-    """All rows of a Dataset, as tasks get at them.
+    """All rows of a Dataset, as tasks get at them."""
 
-    Attributes:
-        rows: in blocks, or in the files where they lie.
-        plan: their columns.
-        transform: of the Dataset.
-        collate: of the Dataset.
-    """
-
-    rows: Blocks | Scans
-    plan: TablePlan
-    transform: Transform | None
-    collate: Collate | None
+    rows: Blocks | Scans  # in blocks, or in the files where they lie
+    plan: TablePlan  # their columns
+    transform: Transform | None  # of the Dataset
+    collate: Collate | None  # of the Dataset
 
     def dataset(self, part: RowShare | None = None) -> Dataset:
         """Return rows as a Dataset of this process alone; called in tasks."""
@@ -78,12 +71,9 @@ class SharedRows:
 
 @dataclass(frozen=True, slots=True)
 class Scans:
-    """Rows that stay in their files.
+    """Rows that stay in their files."""
 
-    Attributes:
-        parts: by name of a part, what writes its manifest; that of all rows has no name.
-    """
-
+    # by name of a part, what writes its manifest; that of all rows has no name
     parts: Mapping[str, PlaceManifest]
 
     def token(self, part: RowShare | None) -> Token:
@@ -94,17 +84,11 @@ class Scans:
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """Rows that the driver has read.
+    """Rows that the driver has read."""
 
-    Attributes:
-        store: names the rows' folder on an executor.
-        blocks: the rows, in the order of partitions.
-        columns: their columns.
-    """
-
-    store: str
-    blocks: tuple[BytesRef, ...]
-    columns: tuple[ColumnPlan, ...]
+    store: str  # names the rows' folder on an executor
+    blocks: tuple[BytesRef, ...]  # the rows, in the order of partitions
+    columns: tuple[ColumnPlan, ...]  # their columns
 
     def token(self, part: RowShare | None) -> Token:
         """Return the token of some rows in the order of their source, written if this executor lacks them."""

@@ -15,25 +15,16 @@ from sparkdl.tune.trial import Trial
 
 @dataclass(slots=True, kw_only=True)
 class SearchWatch:
-    """Tells whether a search is to end, and tells others of its course.
+    """Tells whether a search is to end, and tells others of its course."""
 
-    Attributes:
-        interrupted: whether Ctrl-C was pressed.
-        timeout: seconds that the search may take, with a fit that follows it.
-        refit: how long that takes, in multiples of the seconds that the best trial has trained; 0 for none.
-        retried: notes how far the search has come.
-        loggers: hear of each rung.
-        progress: the table of trials; ``None`` to show none.
-        began: when the search did, by the monotonic clock.
-    """
-
-    interrupted: Callable[[], bool]
-    timeout: float | None
+    interrupted: Callable[[], bool]  # whether Ctrl-C was pressed
+    timeout: float | None  # seconds that the search may take, with a fit that follows it
+    # how long that takes, in multiples of the seconds that the best trial has trained; 0 for none
     refit: float = 0.0
-    retried: Retried
-    loggers: Sequence[TrialLogger]
-    progress: SearchProgress | None
-    began: float = field(default_factory=time.monotonic)
+    retried: Retried  # notes how far the search has come
+    loggers: Sequence[TrialLogger]  # hear of each rung
+    progress: SearchProgress | None  # the table of trials; ``None`` to show none
+    began: float = field(default_factory=time.monotonic)  # when the search did, by the monotonic clock
     _kept: float = 0.0
 
     def stop(self) -> str:
