@@ -29,11 +29,7 @@ class Folders:
         self._fs.delete(self._path(path), True)
 
     def rename(self, source: str, target: str) -> None:
-        """Rename a folder.
-
-        Raises:
-            OSError: if it cannot be renamed.
-        """
+        """Rename a folder; raises OSError if it cannot be renamed."""
         if not self._fs.rename(self._path(source), self._path(target)):
             raise OSError(redaction.text(f"cannot rename {source} to {target}"))
 

@@ -39,11 +39,7 @@ def read(path: Path) -> dict[str, str]:
 
 
 def write(path: Path, confs: Mapping[str, str]) -> None:
-    """Write a new file, which only its owner can read.
-
-    Raises:
-        FileExistsError: if there is one.
-    """
+    """Write a new file, which only its owner can read; raises FileExistsError if there is one."""
     with open(path, "x", encoding="ascii", opener=private.opener) as file:
         file.writelines(f"{_escaped(name)}={_escaped(value)}\n" for name, value in confs.items())
 

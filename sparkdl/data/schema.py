@@ -63,11 +63,7 @@ def vector_columns(df: Any) -> list[str]:
 
 
 def check_dataframe(df: object, what: str) -> None:
-    """Check that this is a DataFrame of Spark, classic or Connect.
-
-    Raises:
-        DataError: starting with ``what``, if it is not.
-    """
+    """Check that this is a DataFrame of Spark, classic or Connect."""
     if type(df).__module__.startswith("pyspark.sql."):
         return
     remedy = (
@@ -83,11 +79,7 @@ def check_dataframe(df: object, what: str) -> None:
 
 
 def check_no_stream(df: Any, what: str) -> None:
-    """Check that a DataFrame has an end.
-
-    Raises:
-        DataError: starting with ``what``, if it is a stream.
-    """
+    """Check that a DataFrame has an end."""
     if df.isStreaming:
         raise DataError(
             f"{what}: the DataFrame is a stream, and an epoch needs rows that end. Write the stream to a "

@@ -40,11 +40,7 @@ _ADAPTER_FIELDS = frozenset(
 
 
 def check_config(values: Any, where: str = "config") -> None:
-    """Check a model's configuration.
-
-    Raises:
-        ConfigError: naming the entry that may lead to other code or files.
-    """
+    """Check a model's configuration."""
     if isinstance(values, list | tuple):
         for index, value in enumerate(values):
             check_config(value, f"{where}[{index}]")

@@ -9,11 +9,7 @@ from sparkdl.exceptions import ConfigError
 
 
 def need(package: str, what: str) -> Any:
-    """Import a package of the extra.
-
-    Raises:
-        ConfigError: naming the extra, if it is not installed.
-    """
+    """Import a package of the extra; raises ConfigError naming the extra, if it is not installed."""
     try:
         return import_module(package)
     except ImportError as error:

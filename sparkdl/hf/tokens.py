@@ -223,11 +223,7 @@ def special_tokens(text: str, pairs: bool) -> int:
 
 
 def check(text: str) -> None:
-    """Check that a ``tokenizer.json`` can be read.
-
-    Raises:
-        ConfigError: if it cannot.
-    """
+    """Check that a ``tokenizer.json`` can be read."""
     _plain_tokenizer(text)
 
 

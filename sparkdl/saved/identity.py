@@ -165,11 +165,7 @@ def _run(value: Any) -> str:
 
 
 def count_of(value: Any) -> int:
-    """Return a whole number as files have it.
-
-    Raises:
-        TypeError: if it is none, or below zero.
-    """
+    """Return a whole number as files have it; raises TypeError if it is none, or below zero."""
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _LARGEST:
         raise TypeError(f"{value!r:.40} is no count")
     return value

@@ -47,11 +47,7 @@ def _check_length(text: str | bytes, what: str) -> None:
 
 
 def parse(text: str | bytes, path: str) -> dict[str, Any]:
-    """Read metadata from JSON.
-
-    Raises:
-        ConfigError: if it is no object, or more than metadata can be.
-    """
+    """Read metadata from JSON; raises ConfigError if it is no object, or more than metadata can be."""
     _check_length(text, f"path={path!r}")
     try:
         value = json.loads(text, object_pairs_hook=integrity.unique_names)

@@ -68,11 +68,7 @@ class Trust:
         return any(".".join(parts[: n + 1]) in self.prefixes for n in range(len(parts)))
 
     def check(self, path: str) -> None:
-        """Check a path that was read from a file. Nothing is imported.
-
-        Raises:
-            ConfigError: if it is no import path, or is not admitted.
-        """
+        """Check a path that was read from a file. Nothing is imported."""
         module, _ = split(path)
         if self.admits(path):
             return

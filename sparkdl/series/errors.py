@@ -75,11 +75,7 @@ loss."""
 
 
 def aggregates(metrics: Sequence[str], of: Scored) -> list[Column]:
-    """Return a column for each metric.
-
-    Raises:
-        ConfigError: if there is no such metric.
-    """
+    """Return a column for each metric; raises ConfigError if there is no such metric."""
     for name in metrics:
         if name not in METRICS:
             raise ConfigError(f"metrics: found {name!r}, expected some of {', '.join(METRICS)}")

@@ -204,12 +204,7 @@ def check_none_chosen(chosen: Chosen) -> None:
 
 
 def _split(data: Any, fraction: Any, chosen: Chosen, seed: int) -> tuple[Any, Any]:
-    """Split a DataFrame into rows for training and rows for validation.
-
-    Raises:
-        ConfigError: if it is no share.
-        DataError: if a column cannot become a tensor, or a share holds no row.
-    """
+    """Split a DataFrame into rows for training and rows for validation."""
     check_share(fraction)
     if chosen.features is None:  # the error about columns comes next
         return data, None

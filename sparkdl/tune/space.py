@@ -163,11 +163,7 @@ class Space:
         return found
 
     def grid(self) -> dict[str, list[Any]]:
-        """Return all values of each name.
-
-        Raises:
-            ConfigError: if a name has any number of them.
-        """
+        """Return all values of each name; raises ConfigError if a name has any number of them."""
         found: dict[str, list[Any]] = {}
         for name, distribution in self.distributions.items():
             if isinstance(distribution, CategoricalDistribution):

@@ -63,11 +63,7 @@ class Mapped:
         self._map: mmap.mmap | None = None
 
     def grow(self, size: int) -> None:
-        """Have room for so many elements.
-
-        Raises:
-            OSError: if the disk is full.
-        """
+        """Have room for so many elements; raises OSError if the disk is full."""
         before = self.values
         if size <= len(before):
             return
@@ -103,11 +99,7 @@ class Records:
         self._slow = False
 
     def grow(self, count: int) -> None:
-        """Have room for so many records.
-
-        Raises:
-            OSError: if the disk is full.
-        """
+        """Have room for so many records; raises OSError if the disk is full."""
         if count > self._room:
             count = max(count, self._room * 5 // 4, _LEAST_BYTES // self.nbytes)
             _allocate(self._file, count * self.nbytes, self._folder)

@@ -51,11 +51,7 @@ $details
 
 
 def write(path: Path, found: Sequence[RunSummary], folder: str) -> None:
-    """Write the page of some runs.
-
-    Raises:
-        ConfigError: if the file cannot be written.
-    """
+    """Write the page of some runs; raises ConfigError if the file cannot be written."""
     try:
         path.write_text(page(found, folder), encoding="utf-8")
     except OSError as error:

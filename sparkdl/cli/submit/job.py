@@ -18,11 +18,7 @@ DEPLOY_MODES = ("client", "cluster")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """A job to submit.
-
-    Raises:
-        ConfigError: if a value cannot work.
-    """
+    """A job to submit; raises ConfigError if a value cannot work."""
 
     master: str  # Spark master
     script: str  # Python program to run

@@ -53,11 +53,7 @@ class CopiedScan(Source):
         self._spark, self._scan = spark, scan
 
     def check_room(self, plan: TablePlan, row_bytes: int, what: str) -> None:
-        """Check that rows of so many bytes fit the space that they may take.
-
-        Raises:
-            ConfigError: starting with ``what``, which needs them there.
-        """
+        """Check that rows of so many bytes fit the space that they may take."""
         nbytes = int(self._scan.manifest(plan).rows.sum()) * row_bytes
         executors = self._scan.access.executors().count
         if nbytes > self._scan.cache_bytes * executors:

@@ -82,11 +82,7 @@ class DeltaVersion:
 
 
 def _check(table: Any, name: str) -> None:
-    """Check that a version's files have its rows, and no others.
-
-    Raises:
-        DataError: if they do not.
-    """
+    """Check that a version's files have its rows, and no others."""
     features = set(table.protocol().reader_features or ())
     mapping = table.metadata().configuration.get("delta.columnMapping.mode", "none")
     if mapping != "none":
@@ -103,11 +99,7 @@ def _check(table: Any, name: str) -> None:
 
 
 def _selected(table: Any, name: str, below: Sequence[str]) -> dict[int, Array]:
-    """Return which rows of files are left by deletion vectors, by number of the file.
-
-    Raises:
-        DataError: naming a file with such a vector that is none of the version's.
-    """
+    """Return which rows of files are left by deletion vectors, by number of the file."""
     if "deletionVectors" not in set(table.protocol().reader_features or ()):
         return {}
     selected = {}

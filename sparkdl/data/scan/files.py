@@ -196,11 +196,7 @@ def open_file(system: Any, file: File) -> Any:
 
 
 def open_parquet(system: Any, file: File) -> Any:
-    """Open a Parquet file.
-
-    Raises:
-        DataError: naming it if it is none.
-    """
+    """Open a Parquet file; raises DataError naming it if it is none."""
     from pyarrow import parquet
 
     try:

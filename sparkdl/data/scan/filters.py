@@ -37,11 +37,7 @@ class RowFilter:
 
     @classmethod
     def of(cls, given: Any, listing: Listing) -> Self:
-        """Check what a caller has given: an expression, or tuples as pandas takes them.
-
-        Raises:
-            ConfigError: if it is something else, names a column that there is not, or does not fit its type.
-        """
+        """Check what a caller has given: an expression, or tuples as pandas takes them."""
         folders = listing.values.schema
         names = listing.schema.names
         in_files = [f for f in listing.schema if f.name not in folders.names and names.count(f.name) == 1]

@@ -111,11 +111,7 @@ def _numbers(table: Any) -> str:
 
 
 def _check_names(table: Any, schema: int | None, name: str) -> None:
-    """Check that columns have had their names all the time, for files have those of their day.
-
-    Raises:
-        DataError: naming a column that has been renamed, or has the name of one that was dropped.
-    """
+    """Check that columns have had their names all the time, for files have those of their day."""
     schemas = table.schemas()
     now = _numbered(table.schema() if schema is None else schemas[schema])
     for before in map(_numbered, schemas.values()):
@@ -165,11 +161,7 @@ def _selected(system: Any, name: str, tasks: Sequence[Any]) -> dict[int, Array]:
 
 
 def _deletes(system: Any, name: str, file: Any) -> pa.Table:
-    """Read a file of positional deletes.
-
-    Raises:
-        DataError: if it is of another kind.
-    """
+    """Read a file of positional deletes."""
     path, kind = file.file_path, file.file_format.value
     if kind != "PARQUET":
         raise DataError(

@@ -178,11 +178,7 @@ class FitsTorch(FitsModule, HasTrainingSetters, HasInputs):
         return rows
 
     def _check_lies(self, df: DataFrame, path: str, table: bool, names: list[str]) -> None:
-        """Check that rows are those of Parquet files, as they are.
-
-        Raises:
-            ConfigError: naming what would make others of them.
-        """
+        """Check that rows are those of Parquet files, as they are."""
         if table:
             raise ConfigError(
                 "parquetPath: columns of a table are encoded, which copies the rows; give a module and "

@@ -34,11 +34,7 @@ _LARGEST = float(np.finfo(np.float32).max)
 
 
 def check_rows(name: str, df: DataFrame, method: str = "fit") -> None:
-    """Check that these are rows of Spark which have an end.
-
-    Raises:
-        DataError: if it is no DataFrame of Spark, or a stream.
-    """
+    """Check that these are rows of Spark which have an end."""
     check_dataframe(df, f"{name}.{method}")
     check_no_stream(df, f"{name}.{method}")
 
@@ -141,11 +137,7 @@ def split_by_indicator(df: DataFrame, name: str, beside: Sequence[str] = ()) -> 
 
 
 def check_sides(df: DataFrame, name: str) -> None:
-    """Check that a column says of each row whether it validates.
-
-    Raises:
-        DataError: if it is null in some rows.
-    """
+    """Check that a column says of each row whether it validates."""
     if not df.schema[name].nullable:
         return
     (row,) = df.agg(F.count_if(quoted(name).isNull()).alias("nulls"), F.count("*").alias("rows")).collect()

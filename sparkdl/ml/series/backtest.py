@@ -59,11 +59,7 @@ def errors(stage: HasSeries, forecasts: DataFrame, metrics: Sequence[str]) -> Da
 
 
 def scored(stage: HasSeries, metrics: Sequence[str]) -> list[Column]:
-    """Return the aggregates of forecasts that are metrics.
-
-    Raises:
-        ConfigError: if there is no such metric.
-    """
+    """Return the aggregates of forecasts that are metrics; raises ConfigError if there is no such metric."""
     forecast, *quantiles = stage.outputNames()
     levels = value_of(stage, stage.quantiles) or []
     return aggregates(

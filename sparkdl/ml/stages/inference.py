@@ -48,11 +48,7 @@ HANDLE_INVALID = ("error", "skip", "keep")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inference:
-    """What a transform computes.
-
-    Raises:
-        ConfigError: if a value cannot work.
-    """
+    """What a transform computes; raises ConfigError if a value cannot work."""
 
     module: nn.Module  # the trained module, on the CPU; it is used in evaluation mode
     inputs: Columns  # its columns: one, a list for positional inputs, a dict for keyword inputs

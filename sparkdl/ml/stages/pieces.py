@@ -63,11 +63,7 @@ class Piece:
 
 
 class Pieces:
-    """The folder, as a driver or a task sees it.
-
-    Raises:
-        ConfigError: if the path cannot be opened.
-    """
+    """The folder, as a driver or a task sees it; raises ConfigError if the path cannot be opened."""
 
     def __init__(self, path: str) -> None:
         self._store = CheckpointStore(path)
@@ -95,11 +91,7 @@ class Pieces:
         self._store.write_whole(join(self._store.root, MARK), [mark])
 
     def check(self, mark: str) -> None:
-        """Check in a task that this is the folder that the driver means.
-
-        Raises:
-            ConfigError: if it is not.
-        """
+        """Check in a task that this is the folder that the driver means."""
         place = join(self._store.root, MARK)
         found = self._store.read(place) if self._store.exists(place) else None
         if found is None:
@@ -118,11 +110,7 @@ class Pieces:
         return [Piece(int(m[1]), int(m[2]), int(m[3]), m[4]) for m in found if m is not None]
 
     def by_partition(self) -> dict[int, dict[int, Piece]]:
-        """Return them by partition and number.
-
-        Raises:
-            DataError: if there are two of one number.
-        """
+        """Return them by partition and number; raises DataError if there are two of one number."""
         found: dict[int, dict[int, Piece]] = {}
         for piece in self.present():
             if found.setdefault(piece.partition, {}).setdefault(piece.number, piece) != piece:

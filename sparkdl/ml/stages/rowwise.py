@@ -65,11 +65,7 @@ def find_field(df: DataFrame, param: str, name: str) -> StructField:
 
 
 def defined(stage: Params, *names: str) -> None:
-    """Check that Params without a default are set.
-
-    Raises:
-        ConfigError: naming the first one that is not.
-    """
+    """Check that Params without a default are set."""
     for name in names:
         if not stage.isDefined(name):
             param = stage.getParam(name)

@@ -16,11 +16,7 @@ _LONGEST_TOKEN = 4096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerOptions:
-    """Options of a server, checked.
-
-    Raises:
-        ConfigError: if a value cannot work, or is not safe.
-    """
+    """Options of a server, checked; raises ConfigError if a value cannot work, or is not safe."""
 
     host: str = "127.0.0.1"  # address to listen at
     port: int = 8000  # port; 0 for any that is free

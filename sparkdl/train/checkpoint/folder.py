@@ -128,11 +128,7 @@ class CheckpointFolder:
         return self._store.outside(self._full(name_of(iteration)))
 
     def check_writable(self) -> None:
-        """Write a small file and delete it again.
-
-        Raises:
-            ConfigError: if that fails.
-        """
+        """Write a small file and delete it again; raises ConfigError if that fails."""
         probe = self._full(f".{name_of(0)}.{uuid.uuid4().hex}")
         try:
             self._put(json.dumps("can this be written?").encode(), probe)

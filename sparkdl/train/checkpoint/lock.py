@@ -14,11 +14,7 @@ from weakref import WeakSet
 
 
 class Lock:
-    """An open file or folder to be locked.
-
-    Raises:
-        OSError: if it cannot be opened.
-    """
+    """An open file or folder to be locked; raises OSError if it cannot be opened."""
 
     def __init__(self, path: str, flags: int = os.O_RDONLY) -> None:
         self._handle = os.open(path, flags, 0o644)

@@ -73,11 +73,7 @@ class Mark:
 
     @classmethod
     def parse(cls, where: str, data: bytes) -> Mark:
-        """Read the file.
-
-        Raises:
-            ConfigError: if it is damaged, of a newer format, or no checkpoint's.
-        """
+        """Read the file; raises ConfigError if it is damaged, of a newer format, or no checkpoint's."""
         try:
             found = json.loads(data)
         except (ValueError, RecursionError) as error:

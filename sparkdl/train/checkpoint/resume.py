@@ -189,11 +189,7 @@ class ResumePoint:
         return replace(self, averaged=0, average_buffers=None, averaging=kind)
 
     def check(self, setting: Mapping[str, Any]) -> None:
-        """Check that a run with a setting can go on from here.
-
-        Raises:
-            ConfigError: naming what differs.
-        """
+        """Check that a run with a setting can go on from here."""
         check_setting(self.setting, setting)
         params, sizes = self.snapshot.params, [prod(shape) for _, shape, _ in setting["layout"]]
         if params.shape != (sum(sizes),) or str(params.dtype) != setting["dtype"]:

@@ -136,11 +136,7 @@ def check_shapes(spec: FitSpec, replica: FlatModule, batch: Batch) -> None:
 
 
 def refuse(found: str, what: str) -> None:
-    """Raise an error if outputs and labels meet across rows.
-
-    Raises:
-        ModelError: starting with ``what``.
-    """
+    """Raise an error if outputs and labels meet across rows."""
     if found:
         raise ModelError(
             f"{what} compares rows with each other: {found} broadcast to (rows, rows). Bring both into one "

@@ -102,11 +102,7 @@ def measure(
     logged: Logged,
     logits: Logits,
 ) -> Any:
-    """Add one batch to all metrics.
-
-    Raises:
-        ModelError: naming the layer or metric that fails.
-    """
+    """Add one batch to all metrics; raises ModelError naming the layer or metric that fails."""
     loss, output, extras = forward(spec, replica, batch)
     logged.add(extras, batch.rows)
     for name, metric in metrics.items():

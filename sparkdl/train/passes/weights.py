@@ -18,11 +18,7 @@ _BLOCK = 1 << 16
 
 
 def check_weights(data: Dataset, monitor: Monitor | None, sets: Mapping[str, Dataset]) -> None:
-    """Check that some row counts for training, and for the monitored score if that is a loss.
-
-    Raises:
-        DataError: if all weights of rows are zero.
-    """
+    """Check that some row counts for training, and for the monitored score if that is a loss."""
     _check(data, "there is nothing to train on")
     if monitor is not None and monitor.score == LOSS:  # a loss counts weights; metrics count rows
         missing = f"the monitored score, the loss on {monitor.set!r}, would never have a value"
