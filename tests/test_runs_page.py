@@ -19,8 +19,8 @@ from test_runs import FOREIGN
 
 import sparkdl.cli
 from sparkdl.__main__ import main
-from sparkdl.cli.runs.differing import differing, names_of
 from sparkdl.cli.runs.found import RunSummary
+from sparkdl.cli.runs.page import differing, names_of
 from sparkdl.summary import JsonLines
 
 EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>'\""

@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-import torch
-
 from sparkdl.exceptions import ConfigError
 from sparkdl.ml.estimators.model import TorchModel
 from sparkdl.mlflow.flavour import log_model
-from sparkdl.train.passes.sweep import BatchReader
+from sparkdl.train.passes.sweep import first_inputs
 from sparkdl.train.run import Run
 
 
@@ -30,9 +27,7 @@ def log_module(run: Run) -> None:
             f"the rows of column {ragged[0]!r} differ in length, and this hook logs modules of rows of one "
             "shape; fit an estimator, and log its model with sparkdl.mlflow.log_model(model)"
         )
-    with torch.random.fork_rng(devices=[]):
-        rows = {key: np.array(values) for key, values in run.data.peek().items()}
-        inputs: Any = BatchReader.of_features(run.data).batch(rows).inputs
+    inputs = first_inputs(run.data)
     model = TorchModel.from_module(
         run.trained_module(run.averaged()), example=inputs, featuresCols=_columns(run, inputs)
     )

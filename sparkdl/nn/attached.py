@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import nn
 
 from sparkdl.exceptions import ModelError
 from sparkdl.nn.batch import Batch
-from sparkdl.nn.log_options import check_log, is_metric
 from sparkdl.nn.objective import as_scalar
 
 _INSTEAD = {
@@ -102,8 +102,8 @@ def attached(module: nn.Module, batch: Batch) -> Iterator[dict[str, float]]:
 
     def log(name: str, value: Any, *args: Any, **options: Any) -> None:
         options |= dict(zip(_LOG_OPTIONS, args, strict=False))
-        check_log(name, value, training=module.training, rows=batch.rows, **options)
-        if is_metric(value):  # this batch's value
+        _check_log(name, value, training=module.training, rows=batch.rows, **options)
+        if _is_metric(value):  # this batch's value
             metric, value = value, value.compute()
             metric.reset()
         logged[name] = as_scalar(value, f"self.log({name!r}) got a value")
@@ -129,3 +129,65 @@ def warn_of_hooks(module: nn.Module, base: type) -> None:
         if overrides(module, base, hook):
             remedy = _INSTEAD.get(hook, "Lightning's Trainer calls it, which does not take part here")
             warnings.warn(f"{name}.{hook} is defined and will not run: {remedy}", UserWarning, stacklevel=5)
+
+
+def _is_metric(value: Any) -> bool:
+    """Return whether a value is a metric object."""
+    return hasattr(value, "compute") and hasattr(value, "reset")
+
+
+def _check_log(
+    name: str,
+    value: Any,
+    *,
+    training: bool,
+    rows: int,
+    prog_bar: bool = False,
+    logger: bool | None = None,
+    on_step: bool | None = None,
+    on_epoch: bool | None = None,
+    reduce_fx: Any = "mean",
+    enable_graph: bool = False,
+    sync_dist: bool = False,
+    sync_dist_group: Any = None,
+    add_dataloader_idx: bool = True,
+    batch_size: int | None = None,
+    metric_attribute: str | None = None,
+    rank_zero_only: bool = False,
+) -> None:
+    """Check that what is logged means the same as in Lightning; what cannot hold here is refused by name.
+
+    A value is a mean over rows: in training over those of the iteration, as a row of the history, and in a
+    validation over all rows of the set, as a score. Options about where a value is shown, and about
+    processes, ask for nothing else.
+    """
+    if getattr(reduce_fx, "__name__", reduce_fx) != "mean" and reduce_fx is not torch.mean:
+        raise _refused(
+            name,
+            f"reduce_fx={getattr(reduce_fx, '__name__', reduce_fx)!r}",
+            "a logged value is a mean over rows. Give Trainer(metrics=) with torchmetrics' MaxMetric, "
+            "MinMetric or SumMetric, or a hook that reads the history",
+        )
+    if batch_size is not None and int(batch_size) != rows:
+        raise _refused(
+            name,
+            f"batch_size={batch_size} of a batch of {rows} rows",
+            "each row counts alike in the mean of a logged value. Leave it out, or give Trainer(metrics=)",
+        )
+    if not training and on_epoch is False:
+        raise _refused(
+            name,
+            "on_epoch=False in a validation",
+            "its values are scores over all rows. Leave it out",
+        )
+    if _is_metric(value) and (on_epoch or not training):
+        raise _refused(
+            name,
+            f"the metric {type(value).__name__} over all batches",
+            "its value is that of one batch here, and the mean of these is another number. Give "
+            f"Trainer(metrics={{{name!r}: ...}}), which merges it over all rows, or log a number",
+        )
+
+
+def _refused(name: str, what: str, remedy: str) -> ModelError:
+    return ModelError(f"self.log({name!r}) asks for {what}: {remedy}", code="model-output")

@@ -13,7 +13,6 @@ from xxhash import xxh64_intdigest
 from sparkdl.data.columns import quoted
 from sparkdl.exceptions import ConfigError, DataError
 from sparkdl.ml.stages.rowwise import find_field
-from sparkdl.recsys import xxh64
 from sparkdl.recsys.checks import check_columns, check_integer, check_new
 
 if TYPE_CHECKING:
@@ -21,6 +20,12 @@ if TYPE_CHECKING:
     from pyspark.sql.types import DataType
 
 Values = Sequence[Any] | NDArray[Any]
+Hashes = NDArray[np.uint64]
+
+_SEED = 42
+"""Seed with which Spark begins."""
+_P1, _P2, _P3 = 0x9E3779B185EBCA87, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9
+_P4, _P5 = 0x85EBCA77C2B2AE63, 0x27D4EB2F165667C5
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +104,7 @@ def hash_ids(*columns: Values, buckets: int | None = None, salt: str = "") -> ND
         raise DataError(
             f"hash_ids: the columns have {lengths} values, expected equally many", code="data-shape"
         )
-    start = xxh64_intdigest(salt.encode(), xxh64.SEED)
+    start = xxh64_intdigest(salt.encode(), _SEED)
     hashes = np.full(lengths[0], start, np.uint64)
     for number, values in enumerate(columns):
         hashes = _combined(hashes, values, f"columns[{number}]")
@@ -160,23 +165,23 @@ def _hashed(values: Sequence[Column], types: Sequence[DataType], buckets: int | 
     return hashed if buckets is None else F.pmod(hashed, F.lit(buckets).cast("bigint"))
 
 
-def _combined(hashes: xxh64.Hashes, values: Values, name: str) -> xxh64.Hashes:
+def _combined(hashes: Hashes, values: Values, name: str) -> Hashes:
     """Hash one more column into hashes."""
     array = np.asarray(values)
     if array.dtype.kind == "u" and array.size:
         _check_long(int(array.max()), int(array.argmax()), name)
     if array.dtype.kind in "iub" and array.ndim == 1:
-        flagged = xxh64.of_integers(np.zeros(len(array), np.int64), hashes)
-        return xxh64.of_integers(array.astype(np.int64), flagged)
+        flagged = _hash_of_integers(np.zeros(len(array), np.int64), hashes)
+        return _hash_of_integers(array.astype(np.int64), flagged)
     null = np.array([value is None for value in values], np.int64)
-    hashes = xxh64.of_integers(null, hashes)
+    hashes = _hash_of_integers(null, hashes)
     found = hashes.copy()
     for at, value in enumerate(values):
         if isinstance(value, str):
             found[at] = xxh64_intdigest(value.encode(), int(hashes[at]))
         elif isinstance(value, bool | int | np.integer | np.bool_):
             _check_long(int(value), at, name)
-            found[at] = xxh64.of_integers(np.array([value], np.int64), hashes[at : at + 1])[0]
+            found[at] = _hash_of_integers(np.array([value], np.int64), hashes[at : at + 1])[0]
         elif value is not None:
             raise DataError(
                 f"hash_ids: {name}, value {at} is {value!r:.60}, expected an integer, a string, a boolean or "
@@ -194,3 +199,21 @@ def _check_long(value: int, at: int, name: str) -> None:
             "Spark's bigint holds; pass larger ones as strings, here and to with_hash",
             code="data-type",
         )
+
+
+def _hash_of_integers(values: NDArray[np.int64], seeds: Hashes) -> Hashes:
+    """Return the xxHash64 of each integer, with a seed of its own, as Spark's ``xxhash64`` computes it.
+
+    The package xxhash hashes one value with one seed, too slow for columns.
+    """
+    word = _rotated(values.view(np.uint64) * np.uint64(_P2), 31) * np.uint64(_P1)
+    mixed = (seeds + np.uint64(_P5 + 8)) ^ word
+    mixed = _rotated(mixed, 27) * np.uint64(_P1) + np.uint64(_P4)
+    mixed = (mixed ^ (mixed >> np.uint64(33))) * np.uint64(_P2)
+    mixed = (mixed ^ (mixed >> np.uint64(29))) * np.uint64(_P3)
+    found: Hashes = mixed ^ (mixed >> np.uint64(32))
+    return found
+
+
+def _rotated(values: Hashes, by: int) -> Hashes:
+    return (values << np.uint64(by)) | (values >> np.uint64(64 - by))

@@ -18,7 +18,7 @@ _PLACES = (  # package of earlier releases, package of today, modules (old>new w
         "parts recurrent resnet seq2seq ssd tcn textcnn transformer vgg wide_and_deep",
     ),
     ("sparkdl.nn", "sparkdl.saved", "source"),
-    ("sparkdl.nn", "sparkdl.serve", "sharing"),
+    ("sparkdl.nn", "sparkdl.serve", "sharing>served"),
     ("sparkdl.summary", "sparkdl.train.hooks", "timeline"),
     ("sparkdl.train", "sparkdl.train.hooks", "callbacks checkpointing>checkpoint progress"),
     ("sparkdl.allreduce", "sparkdl.wire", "codec"),
@@ -71,7 +71,7 @@ _PLACES = (  # package of earlier releases, package of today, modules (old>new w
     (
         "sparkdl.tune",
         "sparkdl.tune.running",
-        "advance alone distributed journal runners rows>shared_rows retried search watch",
+        "advance alone>runners distributed journal runners rows>shared_rows retried search watch",
     ),
     (
         "sparkdl.ml",

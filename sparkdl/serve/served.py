@@ -9,7 +9,7 @@ from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
-from torch import nn
+from torch import Tensor, nn
 
 from sparkdl.data import ragged, sparse
 from sparkdl.data.collate import MASK, tensor_of
@@ -24,7 +24,7 @@ from sparkdl.ml.stages.inference import inference_of
 from sparkdl.ml.stages.outputs import OutputColumn, select
 from sparkdl.ml.stages.scorer import rows_per_batch
 from sparkdl.ml.stages.tabular_frame import plans_of
-from sparkdl.nn.embedding import embedding_variables
+from sparkdl.nn.embedding import EmbeddingVariable, embedding_variables
 from sparkdl.nn.prepack import prepack
 from sparkdl.nn.trace import infer
 from sparkdl.saved.metadata import KEY
@@ -34,7 +34,6 @@ from sparkdl.saved.trust import Entry
 from sparkdl.serve.columns import is_text, moments, one_chunk
 from sparkdl.serve.columns import plans_of as column_plans
 from sparkdl.serve.passes import cut
-from sparkdl.serve.sharing import copy_sharing
 from sparkdl.table.encoding import TableEncoding
 from sparkdl.wire.frame import Array
 
@@ -269,3 +268,23 @@ def _zeros(plan: ColumnPlan) -> Array:
     if plan.ragged:
         return ragged.of_rows([np.zeros(1, plan.dtype)])
     return np.zeros((1, *(plan.shape or ())), plan.dtype)
+
+
+def copy_sharing(module: nn.Module) -> nn.Module:
+    """Return a copy of a module whose parameters, buffers and other tensors are the module's own.
+
+    What a forward pass leaves in attributes stays in the copy, so threads that have a copy each do not
+    disturb each other, and the weights are in memory once. So are the rows of embedding variables, which a
+    look-up only reads.
+    """
+    memo: dict[int, Any] = {}
+    for part in module.modules():
+        tensors = [*part._parameters.values(), *part._buffers.values()]
+        tensors += [value for value in vars(part).values() if isinstance(value, Tensor)]
+        memo |= {id(tensor): tensor for tensor in tensors if tensor is not None}
+        if isinstance(part, EmbeddingVariable):
+            memo[id(part.store)] = part.store
+        forward = vars(part).get("forward")
+        if forward is not None and not hasattr(forward, "__self__"):  # a packed layer's: nothing but weights
+            memo[id(forward)] = forward
+    return copy.deepcopy(module, memo)

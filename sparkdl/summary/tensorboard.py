@@ -8,18 +8,19 @@ from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from sparkdl.exceptions import ConfigError
-from sparkdl.summary.example import example
 from sparkdl.summary.interval import Interval, Thinning
 from sparkdl.summary.params import params
 from sparkdl.train.hooks.base import Hook
 from sparkdl.train.hooks.target import Target
 from sparkdl.train.options.triggers import Trigger
+from sparkdl.train.passes.sweep import first_inputs
 from sparkdl.wire.frame import Array
 
 if TYPE_CHECKING:
@@ -146,7 +147,7 @@ class TensorBoard(Hook):
     def _write_graph(self, run: Run) -> None:
         assert self._writer is not None
         try:
-            module, inputs = example(run)
+            module, inputs = _example(run)
             # The tracer prints and warns about what is of no concern here.
             with warnings.catch_warnings(), redirect_stdout(io.StringIO()), torch.no_grad():
                 warnings.simplefilter("ignore")
@@ -174,3 +175,24 @@ class TensorBoard(Hook):
                     f"embeddings: {name!r} has {shapes[name][0]} rows and {len(labels)} labels; expected one "
                     "label per row"
                 )
+
+
+def _example(run: Run) -> tuple[nn.Module, tuple[Any, ...]]:
+    """Return a copy of the module and the inputs of its first rows, by position."""
+    inputs, module = first_inputs(run.data), run.trained_module().eval()
+    if isinstance(inputs, Mapping):
+        return _ByPosition(module, tuple(inputs)), tuple(inputs.values())
+    return module, (inputs,) if isinstance(inputs, torch.Tensor) else tuple(inputs)
+
+
+class _ByPosition(nn.Module):
+    """Gives keyword inputs a position: that is how a module is traced."""
+
+    def __init__(self, module: nn.Module, names: tuple[str, ...]) -> None:
+        super().__init__()
+        self.module = module
+        self.names = names
+
+    def forward(self, *inputs: Any) -> Any:
+        """Call the module with the inputs by name."""
+        return self.module(**dict(zip(self.names, inputs, strict=True)))

@@ -10,7 +10,7 @@ from support.hf import bert, llama, lora
 from torch import nn
 
 from sparkdl.exceptions import ConfigError
-from sparkdl.hf import Embedder, Generator, heads, prefix
+from sparkdl.hf import Embedder, Generator, heads
 
 ROWS = [[2, 7, 8, 9, 3], [2, 9, 3]]
 IDS = torch.tensor([[2, 7, 8, 9, 3], [2, 9, 3, 0, 0]])
@@ -128,9 +128,10 @@ def test_texts_that_begin_alike_continue_as_they_do_alone(name: str, monkeypatch
     width = 53  # of rows, which a server may fill up further than the longest
     ids = torch.tensor([text + [0] * (width - len(text)) for text in texts])
     caches: list[Any] = []
+    shared_prefix = heads.shared_prefix
 
     def noted(*args: Any) -> Any:
-        caches.append(prefix.shared_prefix(*args))
+        caches.append(shared_prefix(*args))
         return caches[-1]
 
     monkeypatch.setattr(heads, "shared_prefix", noted)
@@ -153,7 +154,7 @@ def test_a_model_with_another_cache_computes_each_text(setting: dict[str, Any]) 
         setattr(model.generation_config, name, value)
     ids = torch.tensor([[2, *[5] * 20, 7], [2, *[5] * 20, 9]])
     with torch.no_grad():
-        assert prefix.shared_prefix(model, ids, torch.ones_like(ids)) is None
+        assert heads.shared_prefix(model, ids, torch.ones_like(ids)) is None
         found = Generator(model, max_new_tokens=4)(ids)
         expected = Generator(llama().eval(), max_new_tokens=4)(ids)
     assert torch.equal(found, expected)
@@ -170,7 +171,7 @@ def test_a_model_with_another_cache_computes_each_text(setting: dict[str, Any]) 
 )
 def test_short_beginnings_are_not_shared(texts: list[list[int]]) -> None:
     ids = torch.tensor([[0] * (30 - len(text)) + text for text in texts])
-    assert prefix.shared_prefix(None, ids, (ids != 0).long()) is None
+    assert heads.shared_prefix(None, ids, (ids != 0).long()) is None
 
 
 @pytest.mark.parametrize(

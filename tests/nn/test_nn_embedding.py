@@ -16,7 +16,7 @@ from sparkdl.nn import CountingBloom, EmbeddingBagVariable, EmbeddingVariable
 from sparkdl.nn.embedding import Noted, embedding_variables
 from sparkdl.saved import content, weights
 from sparkdl.saved.content import Content
-from sparkdl.serve.sharing import copy_sharing
+from sparkdl.serve.served import copy_sharing
 
 FAR = 2**60
 

@@ -7,6 +7,9 @@ which puts them in as text. The page's policy (CSP) runs no other script and ope
 from __future__ import annotations
 
 import json
+import posixpath
+import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,7 +18,6 @@ from typing import Any
 
 from sparkdl import html
 from sparkdl.cli.document import document
-from sparkdl.cli.runs.differing import differing, names_of, shared
 from sparkdl.cli.runs.found import Course, RunSummary
 from sparkdl.exceptions import ConfigError
 
@@ -26,6 +28,9 @@ _SHORT = 24
 _MINUTE = len("2026-01-31 12:00")
 _ALWAYS_SHOWN = ("started", "loss", "best score")
 """Facts in the list even where all runs have the same."""
+_FIRST = ("module", "optimizer", "learning_rate", "loss", "batch_size", "features", "label")
+_ENDINGS = (".jsonl", ".ndjson")
+_RATE = re.compile(r"\blr=[^,)]+")
 _SMALL = (140, 30)
 _LARGE = (480, 96)
 _SCRIPT = Path(__file__).with_name("page.js")
@@ -169,3 +174,40 @@ def _json(value: Any) -> str:
     """Return JSON in which no HTML begins or ends."""
     told = json.dumps(value, allow_nan=False)
     return told.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def names_of(found: Sequence[RunSummary]) -> list[str]:
+    """Return a name for each run: its folder, with its file where the folder has several.
+
+    Of several runs in one file, the later ones have a number.
+    """
+    files = {run.path for run in found if run.path.endswith(_ENDINGS)}
+    folders = Counter(posixpath.dirname(path) for path in files)
+    names, seen = [], Counter[str]()
+    for run in found:
+        home, is_file = posixpath.dirname(run.path), run.path in files
+        path = home if is_file and home and folders[home] == 1 else posixpath.splitext(run.path)[0]
+        name = path if is_file else run.path
+        seen[run.path] += 1
+        names.append(f"{name} ({seen[run.path]})" if seen[run.path] > 1 else name)
+    return names
+
+
+def differing(settings: Sequence[Mapping[str, str]]) -> list[str]:
+    """Return the settings in which runs differ, those that matter most first.
+
+    An optimizer that differs by its learning rate alone is told by that. Runs without settings do not count.
+    """
+    known = [each for each in settings if each]
+    names = dict.fromkeys(name for each in known for name in each)
+    found = [name for name in names if len({each.get(name) for each in known}) > 1]
+    if "learning_rate" in found and len({_RATE.sub("", each.get("optimizer", "")) for each in known}) == 1:
+        found = [name for name in found if name != "optimizer"]
+    return sorted(found, key=lambda name: (_FIRST.index(name) if name in _FIRST else len(_FIRST), name))
+
+
+def shared(facts: Sequence[Mapping[str, str]], names: Sequence[str]) -> dict[str, str]:
+    """Return which of these facts all runs have in common; none of a single run."""
+    if len(facts) < 2:
+        return {}
+    return {name: facts[0][name] for name in names if len({each[name] for each in facts}) == 1}

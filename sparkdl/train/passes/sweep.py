@@ -7,6 +7,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -91,6 +92,13 @@ def located(token: store.Token, rows: Rows) -> Iterator[None]:
     except (DataError, ModelError) as error:
         where = f"partition {token.partition}, rows {rows.numbers[0]} to {rows.numbers[-1]}"
         raise type(error)(f"{where}: {error}") from error.__cause__
+
+
+def first_inputs(data: Dataset) -> Any:
+    """Return the module's inputs of the first rows; random numbers of a transform are not the driver's."""
+    with torch.random.fork_rng(devices=[]):
+        rows = {key: np.array(values) for key, values in data.peek().items()}
+        return BatchReader.of_features(data).batch(rows).inputs
 
 
 def rows_per_batch(data: Dataset, batch_size: int | None) -> int:

@@ -13,8 +13,9 @@ import numpy as np
 from sparkdl._spark.errors import is_job_failure, task_error
 from sparkdl.access.base import Access, BytesRef
 from sparkdl.data.streams import RowShare
-from sparkdl.exceptions import TaskError
+from sparkdl.exceptions import ConfigError, TaskError
 from sparkdl.nn import serialize
+from sparkdl.nn.embedding import embedding_variables
 from sparkdl.train.trainer import Trainer
 from sparkdl.tune.running.advance import Advanced, advance
 from sparkdl.tune.running.journal import Rung
@@ -182,3 +183,20 @@ def _read(data: Any) -> Advanced:
         None if state is None else state.tobytes(),
         found.meta["seconds"],
     )
+
+
+def check_alone(trainer: Trainer) -> None:
+    """Check that a Trainer can work in one task."""
+    config, keyed = trainer.config, embedding_variables(trainer.module)
+    needs = {
+        "exchange='driver'": config.exchange == "driver",
+        f"num_shards={config.num_shards}": config.num_shards is not None,
+        "drop_stragglers": config.drop_stragglers is not None,
+        "elastic": config.elastic is not None,
+        f"the embedding variable {next(iter(keyed), '')!r}": bool(keyed),
+    }
+    for option, needed in needs.items():
+        if needed:
+            raise ConfigError(
+                f"per_trial='task': {option} is about several tasks; leave it out or take per_trial='cluster'"
+            )
