@@ -18,11 +18,7 @@ from sparkdl.exceptions import ConfigError
 
 
 class HadoopFileSystem(AbstractFileSystem):  # type: ignore[misc]
-    """A Hadoop ``FileSystem``; paths are whole URLs.
-
-    Raises:
-        ConfigError: if no Spark is running, or it knows no such file system.
-    """
+    """A Hadoop ``FileSystem``; paths are whole URLs."""
 
     protocol = "hadoop"
     cachable = False

@@ -173,12 +173,7 @@ class FrameJobs:
         return self._python_rdd.valueOfPair(pairs).rdd()
 
     def union(self, first: JavaObject, second: JavaObject) -> JavaObject:
-        """Concatenate two RDDs partition by partition; no data moves.
-
-        Raises:
-            RuntimeError: if Spark would append partitions instead, because the two RDDs do not
-                share a partitioner.
-        """
+        """Concatenate two RDDs partition by partition; no data moves."""
         union = first.toJavaRDD().union(second.toJavaRDD()).rdd()
         if union.getNumPartitions() != first.getNumPartitions():
             raise RuntimeError("state and shards do not share a partitioner")

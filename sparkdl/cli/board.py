@@ -17,11 +17,7 @@ PORT = 6006
 
 @contextmanager
 def board(logdir: str) -> Iterator[str]:
-    """Show the summaries in a folder while the context lasts; yields the address.
-
-    Raises:
-        ConfigError: if tensorboard is not installed.
-    """
+    """Show the summaries in a folder while the context lasts; yields the address."""
     if find_spec("tensorboard") is None:
         raise ConfigError("--tensorboard: pip install 'sparkdl[tensorboard]'", code="config-package")
     port = free_port(PORT)

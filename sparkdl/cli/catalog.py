@@ -34,9 +34,6 @@ class CatalogTable:
         name: the name.
         address: the same.
         kinds: the type of each column.
-
-    Raises:
-        DataError: if a column's name has a backtick.
     """
 
     def __init__(self, name: str, rows: DataFrame) -> None:
@@ -74,9 +71,6 @@ def opened(name: str, master: str | None, conf: Mapping[str, str]) -> Iterator[C
         name: the table's.
         master: of a session that is made; by default what Spark's own confs say.
         conf: Spark confs of a session that is made.
-
-    Raises:
-        ConfigError: if Spark cannot read such a table.
     """
     from pyspark.errors import PySparkException
     from pyspark.sql import SparkSession

@@ -122,9 +122,6 @@ def check_mask(inputs: Any, name: RowName) -> None:
         inputs: what the module gets. Only ``input_ids`` and ``attention_mask`` are looked at, and of these
             rows of one dimension: a mask may be of two, for each token and each that it attends to.
         name: says which row of the source one of these is.
-
-    Raises:
-        DataError: naming the row.
     """
     if not isinstance(inputs, Mapping) or TOKENS not in inputs or MASK not in inputs:
         return

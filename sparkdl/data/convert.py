@@ -45,9 +45,6 @@ def from_arrow(plan: ColumnPlan, column: pa.Array, row_name: RowName) -> Array:
         plan: what the column should become; dtype and shape may still be open.
         column: numbers, booleans, decimals, binary, or (nested) lists of them.
         row_name: names a row in errors.
-
-    Raises:
-        DataError: naming the row that is null, ragged, of the wrong size or out of range.
     """
     rows = len(column)
     _no_nulls(plan, column, 1, row_name, "null")

@@ -71,12 +71,7 @@ def unnamed(features: Structure, label: Structure) -> dict[str, ColumnPlan]:
 
 
 def plan_items(dataset: Any, has_label: bool, ragged: bool) -> TablePlan:
-    """Plan the columns of a torch dataset by its first item; tensors keep their dtype.
-
-    Raises:
-        ConfigError: if it is no map-style dataset.
-        DataError: if it is empty, or its first item is not as announced.
-    """
+    """Plan the columns of a torch dataset by its first item; tensors keep their dtype."""
     from torch import Tensor
 
     if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):

@@ -25,9 +25,6 @@ def array_of(plan: ColumnPlan, rows: Any) -> Array:
     Args:
         plan: what the rows should become; without a dtype they keep theirs, and are not looked at.
         rows: an array, a pandas series, or a list.
-
-    Raises:
-        DataError: naming the row that is null, of another shape, or does not fit the dtype.
     """
     try:
         array: Array = exact(plan, rows, np.asarray(rows))
@@ -76,11 +73,7 @@ def spread(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Inputs:
 
 
 def filled(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Inputs:
-    """Return inputs with rows of different lengths filled up with 0, which the module's mask hides.
-
-    Raises:
-        DataError: if it has none, or one of another length than a row's tokens.
-    """
+    """Return inputs with rows of different lengths filled up with 0, which the module's mask hides."""
     check_mask(kwargs, lambda index: f"row {index}")
 
     def full(rows: Any, name: str) -> Any:

@@ -158,9 +158,6 @@ def check_repeats(df: DataFrame, side: str = "") -> None:
     Args:
         df: the query.
         side: column that says which part a row is in; other columns may change. Empty if all columns do.
-
-    Raises:
-        DataError: naming the columns that change.
     """
     from pyspark.sql import functions as F
 

@@ -171,9 +171,6 @@ def of_row(value: Any, where: str) -> tuple[Array, Array]:
     Args:
         value: an ML vector, a row of a scipy matrix, a dense array, or a pair of indices and values.
         where: begins the error.
-
-    Raises:
-        DataError: if it is null, or something else, or has an index that int32 cannot hold.
     """
     if is_null(value):
         raise null_error(where)

@@ -40,11 +40,7 @@ def check_pattern(pattern: str) -> None:
 
 @dataclass(frozen=True)
 class TextIndex:
-    """Turns a text into as many token numbers as every other text.
-
-    Raises:
-        ConfigError: if a value cannot work.
-    """
+    """Turns a text into as many token numbers as every other text."""
 
     # tokens by number; number 0 is padding and number 1 stands for all tokens that are not in the vocabulary
     vocabulary: tuple[str, ...]
@@ -76,11 +72,7 @@ class TextIndex:
         return {name: value for name, value in self.__dict__.items() if name != "_numbers"}
 
     def __call__(self, text: str | Sequence[str | None]) -> list[int]:
-        """Return the numbers of a text, or of tokens that were found before; a null token is unknown.
-
-        Raises:
-            DataError: if ``text`` is something else.
-        """
+        """Return the numbers of a text, or of tokens that were found before; a null token is unknown."""
         if isinstance(text, str):
             tokens: Sequence[str | None] = tokenize(text, self.pattern, self.lowercase)
         elif isinstance(text, Sequence):

@@ -61,12 +61,7 @@ def check_config(values: Any, where: str = "config") -> None:
 
 
 def check_adapter(values: Mapping[str, Any]) -> None:
-    """Check the configuration of an adapter.
-
-    Raises:
-        ConfigError: naming the kind or field that is not among those that are saved, or a pattern that could
-            take for ever.
-    """
+    """Check the configuration of an adapter."""
     kind = values.get("peft_type")
     if kind not in ADAPTERS:
         raise ConfigError(
@@ -91,11 +86,7 @@ _LITERAL = re.compile(r"\\.|\[\^?\]?[^\]]*\]", re.DOTALL)
 
 
 def _check_patterns(place: str, value: Any) -> None:
-    """Check the regular expressions that ``peft`` matches with names of layers: it takes most texts for one.
-
-    Raises:
-        ConfigError: naming one that could take exponential time.
-    """
+    """Check regular expressions that ``peft`` matches with names of layers: it takes most texts for one."""
     if isinstance(value, Mapping):
         for key, inner in value.items():
             _check_patterns(place, key)

@@ -84,9 +84,6 @@ def own_step(module: nn.Module, batch: BatchLike) -> Any:
     """Run a model on a batch with its label, so that it computes its own loss.
 
     A label column is the argument ``labels``; label columns by name are arguments by these names.
-
-    Raises:
-        ModelError: if it returns no loss, or rows have weights.
     """
     name = type(module).__name__
     if batch.weight is not None:

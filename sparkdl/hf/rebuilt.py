@@ -42,10 +42,6 @@ def pretrained(
         config: as ``config.json`` has it, ``model_type`` included.
         attention: ``"sdpa"`` or ``"eager"``; the model's default if ``None``.
         generation: as ``generation_config.json`` has it.
-
-    Raises:
-        ConfigError: if there is no such class or configuration in ``transformers``, or it would run other
-            code.
     """
     transformers = need("transformers", _WHAT)
     values = {name: value for name, value in config.items() if name not in _LEFT_OUT}

@@ -43,9 +43,6 @@ def given(tokenizer: Any) -> UserTokenizer:
     Args:
         tokenizer: path of a ``tokenizer.json`` or of a folder with one, a fast tokeniser of
             ``transformers``, or one of ``tokenizers``.
-
-    Raises:
-        ConfigError: if it is none of these, or cannot be read.
     """
     if isinstance(tokenizer, str | os.PathLike):
         return _of_path(Path(tokenizer))

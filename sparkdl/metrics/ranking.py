@@ -58,9 +58,6 @@ class _Ranking(Metric):
             target: relevance of each candidate, 0 or 1, same shape.
             indexes: the query that each score belongs to, same shape. A query's candidates may then
                 lie in any batch and partition, and all scores are kept until the end.
-
-        Raises:
-            ValueError: if the shapes do not match.
         """
         if preds.shape != target.shape or (indexes is not None and indexes.shape != preds.shape):
             shapes = [tuple(t.shape) for t in (preds, target, indexes) if t is not None]

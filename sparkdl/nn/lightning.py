@@ -75,10 +75,6 @@ def from_lightning(module: nn.Module) -> LightningParts | None:
 
     Returns:
         ``None`` if it is no LightningModule.
-
-    Raises:
-        ConfigError: if it cannot be trained so: manual optimization, no ``training_step``, several
-            optimizers or schedulers.
     """
     base = _base(module)
     if base is None:

@@ -29,11 +29,7 @@ _PRECISIONS = ("fp32", "bf16")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Numerics:
-    """Options that change how tasks compute; results change by rounding only.
-
-    Raises:
-        ConfigError: if a value cannot work.
-    """
+    """Options that change how tasks compute; results change by rounding only."""
 
     # ``"fp32"`` for the parameters' own precision, ``"bf16"`` for forward pass and loss in ``torch.autocast``
     # with bfloat16. Weights, gradients and the update stay float32, and bfloat16 has its range, so that no
@@ -92,11 +88,7 @@ def _check_compile(options: Any) -> None:
 
 
 class Replica(FlatModule):
-    """A flat module that computes as the numerics say.
-
-    Raises:
-        ConfigError: if the numerics do not fit the module.
-    """
+    """A flat module that computes as the numerics say."""
 
     def __init__(
         self, module: nn.Module, layout: ParamLayout, numerics: Numerics, device: torch.device | str

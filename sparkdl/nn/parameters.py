@@ -32,9 +32,6 @@ def layout_of(
         module: any module with at least one trainable parameter.
         group_of: optimizer group of a parameter; all in group 0 by default.
         moving: names of frozen parameters that forward changes; they lie among the buffers.
-
-    Raises:
-        ModelError: if there is nothing to train, or a parameter cannot be flattened.
     """
     check_device(module)
     params = trainable(module)

@@ -29,9 +29,6 @@ def recompute(module: nn.Module, patterns: Sequence[str], compiled: bool = False
         patterns: names of submodules, or patterns for :mod:`fnmatch`.
         compiled: whether the module is going to be compiled; of those submodules it then is not
             whatever has buffers.
-
-    Raises:
-        ConfigError: if a pattern matches nothing.
     """
     names = [name for name, _ in module.named_modules() if name]
     for pattern in patterns:

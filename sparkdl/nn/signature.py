@@ -149,9 +149,6 @@ def check_inputs_order(module: object, names: Sequence[str]) -> None:
     Args:
         module: a module or its class; nothing is known of other factories.
         names: names of the columns, in order.
-
-    Raises:
-        ConfigError: if they are the names of the module's first arguments, in another order.
     """
     kind = module if isinstance(module, type) else type(module)
     if len(names) < 2 or not issubclass(kind, nn.Module):
@@ -174,9 +171,6 @@ def check_outputs_order(names: Sequence[str], outputs: Sequence[int | str | None
     Args:
         names: names of the columns, for the first outputs.
         outputs: what the outputs are called, in order.
-
-    Raises:
-        ConfigError: if one is.
     """
     for name, output in zip(names, outputs, strict=False):
         if name in outputs and name != output:

@@ -55,9 +55,6 @@ def pointer_to(
         last: what it says now.
         batches: to say of the version.
         seconds: likewise.
-
-    Raises:
-        ConfigError: if a file is damaged, or does not belong to the one before it, or cannot be compared.
     """
     chain = Chains.of(store.entries(root)).leading_to(iteration)
     base = chain[0][0] if chain else iteration

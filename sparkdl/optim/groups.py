@@ -110,10 +110,6 @@ def assign(matches: Sequence[Match], module: nn.Module, what: str) -> dict[int, 
 
     Returns:
         The pattern's index by the parameter's id, without parameters that match none.
-
-    Raises:
-        ConfigError: if a pattern is none, or a name pattern is no parameter's first match. A predicate may
-            match nothing: it is usually meant for more than one module.
     """
     for match in matches:
         if not isinstance(match, str | re.Pattern) and not callable(match):

@@ -20,9 +20,6 @@ class Penalty:
     """Adds ``l1 * sum(|w|) + l2 / 2 * sum(w ** 2)`` to the loss, by its gradient.
 
     Other than an optimizer's ``weight_decay`` it takes part in clipping.
-
-    Raises:
-        ConfigError: if one is negative or not finite.
     """
 
     l1: float = 0.0  # adds ``l1 * sign(w)`` to the gradient

@@ -377,9 +377,6 @@ def check_unscheduled(
         spec: the same.
         name: of the option that it was given as; empty for ``optimizer``.
         remedy: what to do instead.
-
-    Raises:
-        ConfigError: if one has.
     """
     for own in [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else spec.shadow():
         rates = [(group["lr"], group[_INITIAL_RATE]) for group in own.param_groups if _INITIAL_RATE in group]

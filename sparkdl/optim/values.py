@@ -46,9 +46,6 @@ def to_json(value: Any, add: Callable[[Array], str]) -> Any:
     Args:
         value: the value; plain numbers and strings stay as they are, others become a dict of one entry.
         add: takes an array, and returns its name.
-
-    Raises:
-        TypeError: naming the type that cannot be kept.
     """
     if isinstance(value, np.generic):
         return to_json(value.item(), add)

@@ -39,11 +39,7 @@ def sealed(data: bytes, about: About, aliases: Mapping[str, str]) -> bytes:
 
 
 def read_about(data: bytes, name: str = "the file of changes") -> About:
-    """Read what a file says of itself, and compare its checksum.
-
-    Raises:
-        ConfigError: if it is damaged, or not what :func:`sealed` returns.
-    """
+    """Read what a file says of itself, and compare its checksum."""
     try:
         header, body = _cut(data)
         told = json.loads(header.pop(_METADATA)[_ABOUT])

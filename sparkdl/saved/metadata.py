@@ -86,11 +86,7 @@ def check_inside(folder: str, path: str, beside: Sequence[str] = ()) -> None:
 
 
 def check(metadata: Mapping[str, Any], path: str) -> dict[str, Any]:
-    """Return the metadata's entry, if this version can read it.
-
-    Raises:
-        ConfigError: if it was not written by sparkdl, or by a newer one, or is not what was written.
-    """
+    """Return the metadata's entry, if this version can read it."""
     info = metadata.get(KEY)
     if not isinstance(info, dict) or type(info.get("format")) is not int:
         raise ConfigError(

@@ -88,9 +88,6 @@ class ServedRows:
 
     Attributes:
         about: of which model they are, as it was written; empty if an earlier release has written them.
-
-    Raises:
-        ConfigError: naming the file that is missing, damaged, or something else.
     """
 
     def __init__(self, folder: str | os.PathLike[str], *, verify: bool = True) -> None:
@@ -142,11 +139,7 @@ class ServedRows:
         return self.find(name, ids)[1]
 
     def find(self, name: str, ids: Ids) -> tuple[NDArray[np.bool_], Array]:
-        """Return which ids have a row, and what :meth:`look_up` returns.
-
-        Raises:
-            ConfigError: if there is no such table.
-        """
+        """Return which ids have a row, and what :meth:`look_up` returns."""
         if name not in self._tables:
             raise ConfigError(f"there is no table {name!r}; there are {', '.join(self._tables) or 'none'}")
         return self._tables[name].find(np.asarray(ids, np.int64).reshape(-1))

@@ -130,11 +130,7 @@ class ModuleSource:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any], trust: Trust = LISTED_ONLY) -> ModuleSource:
-        """Read a description, and import the code that it names.
-
-        Raises:
-            ConfigError: if :meth:`to_json` cannot have made it, or ``trust`` does not admit a name in it.
-        """
+        """Read a description, and import the code that it names."""
         path, arguments = value.get("path"), value.get("arguments")
         if not isinstance(path, str) or not isinstance(arguments, dict):
             raise ConfigError(f"expected a module's path and arguments, got {value!r:.200}")

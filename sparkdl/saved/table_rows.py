@@ -57,12 +57,7 @@ def without_rows(module: nn.Module) -> nn.Module:
 
 
 def read_rows_from(module: nn.Module, folder: str | os.PathLike[str]) -> None:
-    """Let a module look its rows up in the files of :func:`export_rows`, which are mapped to memory.
-
-    Raises:
-        ConfigError: naming the file that is missing or damaged, or the table that is missing or of another
-            width; or if the rows are not of the moment of the run that the module is of.
-    """
+    """Let a module look its rows up in the files of :func:`export_rows`, which are mapped to memory."""
     served, variables = ServedRows(folder), embedding_variables(module)
     for name, variable in variables.items():
         width = variable.store.rule.width

@@ -94,11 +94,7 @@ LISTED_ONLY = Trust()
 
 
 def split(path: object) -> tuple[str, list[str]]:
-    """Return module and names of an import path such as ``package.module:Class``.
-
-    Raises:
-        ConfigError: if it is none.
-    """
+    """Return module and names of an import path such as ``package.module:Class``."""
     if isinstance(path, str):
         module, _, name = path.partition(":")
         names = name.split(".")

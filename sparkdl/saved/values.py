@@ -40,9 +40,6 @@ def write(value: Any, what: str, other: Writer) -> Any:
         value: numbers, strings, ``None``, lists, tuples, dicts, dtypes and small tensors.
         what: its name in errors.
         other: writes values of other types.
-
-    Raises:
-        ConfigError: naming the entry that cannot be written.
     """
     if isinstance(value, np.generic):
         value = value.item()
@@ -68,11 +65,7 @@ def write(value: Any, what: str, other: Writer) -> Any:
 
 
 def read(value: Any, readers: Mapping[str, Reader]) -> Any:
-    """Return the value from which :func:`write` made this.
-
-    Raises:
-        ConfigError: if :func:`write` cannot have made it.
-    """
+    """Return the value from which :func:`write` made this."""
     if isinstance(value, list):
         return [read(item, readers) for item in value]
     if not isinstance(value, dict):

@@ -49,11 +49,7 @@ _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
 @dataclass(frozen=True)
 class Chunk:
-    """A piece of the stream.
-
-    Raises:
-        ConfigError: if these are something else, as damaged files may have it.
-    """
+    """A piece of the stream."""
 
     offset: int  # where it begins; the header is the piece at 0
     data: bytes  # its bytes
@@ -133,9 +129,6 @@ class StreamReader:
     Attributes:
         tensors: the tensors by name, when :meth:`finish` has returned.
         aliases: name of a tied tensor, and the one in ``tensors`` that stands for it.
-
-    Raises:
-        ConfigError: if it is not the header of a safetensors file.
     """
 
     def __init__(self, header: bytes) -> None:
@@ -177,9 +170,6 @@ class StreamReader:
         Args:
             sha256: checksum of the whole file, as :class:`sparkdl.saved.integrity.Hashed` makes it;
                 ``None`` where there is none.
-
-        Raises:
-            ConfigError: if pieces are missing or overlap, or the file is not what was written.
         """
         missing = self._end - sum(end - begin for begin, end in self._pieces.items())
         if missing > 0:
@@ -311,9 +301,6 @@ def unique_tensors(module: nn.Module) -> tuple[dict[str, torch.Tensor], dict[str
 
     Returns:
         The tensors by name, and for the names that were left out the one that stands for them.
-
-    Raises:
-        ConfigError: if the state_dict holds something that cannot be saved as plain tensors.
     """
     kept: dict[str, torch.Tensor] = {}
     aliases: dict[str, str] = {}

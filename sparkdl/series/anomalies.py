@@ -17,11 +17,7 @@ THRESHOLD, ANOMALY = "threshold", "anomaly"
 def thresholds(
     forecasts: DataFrame, keys: Sequence[str], value: str, forecast: str, share: float
 ) -> DataFrame:
-    """Return by series the largest error that is no anomaly, as a column ``threshold``.
-
-    Raises:
-        ConfigError: if the share is not from 0 to below 1.
-    """
+    """Return by series the largest error that is no anomaly, as a column ``threshold``."""
     from pyspark.sql import functions as F
 
     if not isinstance(share, int | float) or not 0 <= share < 1:
@@ -51,9 +47,6 @@ def anomalies(
         quantiles: columns of quantiles, ascending.
         limits: of :func:`thresholds`; without them, values outside of the lowest and the highest quantile are
             anomalies.
-
-    Raises:
-        ConfigError: if there are neither limits nor two quantiles.
     """
     from pyspark.sql import functions as F
 

@@ -159,11 +159,7 @@ def as_times(df: DataFrame, name: str, column: Column, instant: Column | None = 
 
 
 def series_of(batches: Iterable[pa.RecordBatch], layout: Layout) -> Iterator[tuple[int, Series]]:
-    """Iterate over the series of a partition of :func:`grouped`: the hash of each id, and the series.
-
-    Raises:
-        DataError: naming the series that cannot be used, unless such are skipped.
-    """
+    """Iterate over the series of a partition of :func:`grouped`: the hash of each id, and the series."""
     for key, id, rows in _rows_of(batches, layout):
         try:
             if id is None:

@@ -35,11 +35,7 @@ def one_chunk(column: pa.ChunkedArray) -> pa.Array:
 
 
 def moments(name: str, column: pa.Array) -> pa.Array:
-    """Read texts as moments in time, with a zone or without.
-
-    Raises:
-        DataError: naming column and row of one that is none.
-    """
+    """Read texts as moments in time, with a zone or without."""
     for kind in (pa.timestamp("us"), pa.timestamp("us", "UTC")):
         try:
             return column.cast(kind)

@@ -22,11 +22,7 @@ class Passes:
     order: Array | None = None  # the rows in the order of the passes; ``None`` if that is their own
 
     def joined(self, parts: Sequence[Array]) -> Array:
-        """Return the outputs of the passes in the order of the rows.
-
-        Raises:
-            ModelError: if they differ in shape.
-        """
+        """Return the outputs of the passes in the order of the rows."""
         shapes = [part.shape[1:] for part in parts]
         if any(shape != shapes[0] for shape in shapes):
             other = next(shape for shape in shapes if shape != shapes[0])

@@ -66,9 +66,6 @@ class ServedModel:
     Attributes:
         encoding: what becomes of a table's columns; ``None`` where the module gets arrays as they are.
         outputs: the columns of a result.
-
-    Raises:
-        ConfigError: if what goes into the module or comes out is not known.
     """
 
     def __init__(self, model: Any, *, version: str = "") -> None:
@@ -173,9 +170,6 @@ class ServedModel:
 
         Args:
             table: has the columns; others are passed over. Dates may be texts in ISO 8601.
-
-        Raises:
-            DataError: naming column and row of what is missing, null or no value of the right kind.
         """
         names = tuple(self.columns)
         for name in names:

@@ -224,11 +224,7 @@ class TableEncoding:
 
     @classmethod
     def from_json(cls, value: Any) -> TableEncoding:
-        """Read what :meth:`to_json` gave, also after a way through JSON.
-
-        Raises:
-            ConfigError: if it is something else.
-        """
+        """Read what :meth:`to_json` gave, also after a way through JSON."""
         try:
             if value["format"] > _FORMAT:
                 raise ConfigError(

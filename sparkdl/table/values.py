@@ -31,9 +31,6 @@ def arrow(name: str, values: Any) -> pa.Array:
     Args:
         name: of the column, for errors.
         values: an Arrow array, a pandas series, a numpy array or a list; ``None`` and NaN are null.
-
-    Raises:
-        DataError: if Arrow has no type for the values.
     """
     if isinstance(values, pa.ChunkedArray):
         return values.combine_chunks()
@@ -61,11 +58,7 @@ def as_doubles(value: Any) -> Any:
 
 
 def texts(name: str, column: pa.Array) -> pa.Array:
-    """Return a column of strings; a number that was one may have lost zeros, as those of 01234.
-
-    Raises:
-        DataError: naming the column, if its values are no strings.
-    """
+    """Return a column of strings; a number that was one may have lost zeros, as those of 01234."""
     kind = column.type
     if pa.types.is_dictionary(kind):
         return texts(name, column.dictionary_decode())
@@ -90,9 +83,6 @@ def doubles(name: str, column: pa.Array, kind: Kind, zone: str = UTC) -> Array:
         kind: of the values in the fit.
         zone: of the clock that times without a zone follow, and in which an instant has its date. Dates
             begin at its midnight.
-
-    Raises:
-        DataError: naming the column, if its values are of another kind.
     """
     found = column.type
     scale = 1.0

@@ -334,11 +334,7 @@ def _check_elastic(config: TrainConfig, data: Dataset) -> None:
 
 
 def scheduled_hyper(optimizer: OptimizerSpec, config: TrainConfig, monitor: Monitor | None) -> ScheduledHyper:
-    """Return hyper-parameters as they will change in a run with this monitored score.
-
-    Raises:
-        ConfigError: if the schedule waits for scores that there will not be, or that get better otherwise.
-    """
+    """Return hyper-parameters as they will change in a run with this monitored score."""
     better = monitor is not None and monitor.higher_is_better
     hyper = ScheduledHyper(optimizer, config.schedule, higher_is_better=better)
     if hyper.needs_validation and monitor is None:

@@ -24,11 +24,7 @@ _OF_ALL_FITS = " (set for good when a Trainer is made: make another one)"
 
 
 def configure(config: TrainConfig | None, options: Mapping[str, Any]) -> TrainConfig:
-    """Return options whose fields were replaced by others.
-
-    Raises:
-        ConfigError: if there is no option of a name, or a value cannot work.
-    """
+    """Return options whose fields were replaced by others."""
     known = (*_ARGUMENTS, *TrainConfig.__slots__)
     unknown = [
         name + (_OF_ALL_FITS if name in _ARGUMENTS else meant(name, value, known, OF_TRAINER))

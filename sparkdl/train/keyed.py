@@ -21,12 +21,7 @@ from sparkdl.wire.layout import ParamLayout
 def check_keyed(
     module: nn.Module, layout: ParamLayout, optimizer: OptimizerSpec, config: TrainConfig
 ) -> tuple[str, ...]:
-    """Check that a module's embedding variables can be trained; return their names.
-
-    Raises:
-        ConfigError: if an option cannot be combined with them, or their optimizer changes all rows.
-        ModelError: if their rows have another dtype than the module's parameters.
-    """
+    """Check that a module's embedding variables can be trained; return their names."""
     variables = embedding_variables(module)
     if not variables:
         if config.row_memory is not None:

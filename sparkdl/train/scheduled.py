@@ -31,9 +31,6 @@ class ScheduledHyper:
         schedule: how its hyper-parameters change; ``None`` for not at all.
         higher_is_better: whether larger scores are better, for a ``ReduceLROnPlateau`` whose
             ``mode`` was not given.
-
-    Raises:
-        ConfigError: if the schedule cannot be built for the optimizer.
     """
 
     def __init__(

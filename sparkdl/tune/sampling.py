@@ -58,9 +58,6 @@ class Asker:
         first: params of the first trials, as the space has them; the sampler draws what is not among them.
         sign: 1 if larger values of the metric are better, else -1; the storage has them as the metric does.
 
-    Raises:
-        ConfigError: if it has some, and may not.
-
     Attributes:
         count: how many trials there are at most, of a grid; else ``None``.
     """

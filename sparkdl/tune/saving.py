@@ -64,11 +64,7 @@ class SearchWriter(ParamsWriter):
 def read(
     reader: MLReader[Any], cls: type, path: str, name: str
 ) -> tuple[dict[str, Any], dict[str, Any], Any]:
-    """Return what was saved: the metadata, our entry in it, and the stage beside it.
-
-    Raises:
-        ConfigError: if there is nothing that this version can read, or it is of another class.
-    """
+    """Return what was saved: the metadata, our entry in it, and the stage beside it."""
     spark, inner = reader.sparkSession, posixpath.join(path, name)
     metadata = read_metadata(spark, path)
     if metadata is not None:

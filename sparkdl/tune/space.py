@@ -145,11 +145,7 @@ class Space:
         return found[0] if found else value
 
     def named(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        """Return given params as samplers have them.
-
-        Raises:
-            ConfigError: if a name has no values to choose from, or not this one.
-        """
+        """Return given params as samplers have them."""
         found = {}
         for name, value in params.items():
             if name not in self.distributions:

@@ -76,9 +76,6 @@ def runs(path: str, *, courses: bool = False) -> Iterator[RunSummary]:
     """Find the runs in a folder.
 
     Checkpoints belong to the JSON lines beside or above them, if that is one file.
-
-    Raises:
-        ConfigError: if the folder cannot be read.
     """
     from fsspec.core import url_to_fs
 

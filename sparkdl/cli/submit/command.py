@@ -200,11 +200,7 @@ class Submission:
 
 
 def plan(job: Job, folder: Path) -> Submission:
-    """Say what a job means for spark-submit; nothing is written.
-
-    Raises:
-        ConfigError: if the environment cannot be shipped.
-    """
+    """Say what a job means for spark-submit; nothing is written."""
     # With a file of confs spark-submit does not read the installation's own one.
     site = site_defaults()
     conf = {**site, **defaults(job.master, site)}

@@ -39,13 +39,7 @@ class DeltaVersion:
         return replace(self, version=listing.version)
 
     def listed(self) -> Listing:
-        """See :class:`sparkdl.data.scan.listing.Place`.
-
-        Raises:
-            ConfigError: if deltalake is missing.
-            DataError: naming the table that cannot be seen, what this version has that cannot be read, or the
-                file that is not there any more.
-        """
+        """See :class:`sparkdl.data.scan.listing.Place`."""
         try:
             from deltalake import DeltaTable
             from deltalake.exceptions import DeltaError, TableNotFoundError

@@ -36,11 +36,7 @@ class File:
 
 
 def absolute(paths: Any) -> list[str]:
-    """Return paths as executors read them: absolute ones, or URLs, all of one file system.
-
-    Raises:
-        ConfigError: if they are something else.
-    """
+    """Return paths as executors read them: absolute ones, or URLs, all of one file system."""
     given = [paths] if isinstance(paths, str | os.PathLike) else paths
     if not isinstance(given, Sequence) or not given:
         raise ConfigError(f"paths={paths!r:.100}: expected a path or URL of Parquet files, or a list of them")
@@ -79,9 +75,6 @@ def list_files(paths: Sequence[str], storage: Storage) -> list[tuple[File, str]]
 
     Returns:
         Files, each with its path below the one that was given.
-
-    Raises:
-        DataError: naming a path that cannot be seen, or has no files.
     """
     from pyarrow import fs
 
@@ -132,9 +125,6 @@ def listed_files(
         table: begins errors.
         says: where the number of bytes stands.
         gone: what the error of a file says that is not there.
-
-    Raises:
-        DataError: naming the file that is not there, or has another size.
     """
     found = []
     infos = system.get_file_info([path for _, path, _ in listed])
@@ -168,11 +158,7 @@ def unseen(path: str, error: Exception) -> DataError:
 
 
 def attempted(work: Callable[[], T]) -> T:
-    """Do some work with files, again if that fails: object stores do not answer now and then.
-
-    Raises:
-        DataError: naming the file that cannot be read.
-    """
+    """Do some work with files, again if that fails: object stores do not answer now and then."""
     for attempt in range(1, ATTEMPTS):
         try:
             return work()

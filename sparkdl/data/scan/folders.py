@@ -31,9 +31,6 @@ def folder_columns(paths: Sequence[str]) -> pa.RecordBatch:
 
     Args:
         paths: of files, each relative to the folder that was named.
-
-    Raises:
-        DataError: naming two files whose folders do not have the same columns.
     """
     found = [_pairs(path) for path in paths]
     names = tuple(name for name, _ in found[0])

@@ -532,11 +532,7 @@ _readers: OrderedDict[tuple[str, int], Reader] = OrderedDict()
 
 
 def reader_of(token: Token) -> Reader:
-    """Return this process's reader of a scan, made at first use.
-
-    Raises:
-        PartitionMissingError: if the manifest is not on this executor.
-    """
+    """Return this process's reader of a scan, made at first use."""
     key = token.store, token.content
     reader = _readers.get(key)
     if reader is None:

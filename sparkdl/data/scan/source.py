@@ -132,11 +132,7 @@ class ScanSource(Source):
             self.access.unpersist(frames, wait=True)  # with what it has shuffled
 
     def manifest(self, plan: TablePlan) -> ScanManifest:
-        """Return the manifest; a job reads the footers once.
-
-        Raises:
-            DataError: naming the file that cannot be read or has another schema, or the row group with nulls.
-        """
+        """Return the manifest; a job reads the footers once."""
         if self._manifest is None:
             self._whole = found = self._whole or self._footers(plan)
             if not found.rows.sum():

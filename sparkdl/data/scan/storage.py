@@ -42,11 +42,7 @@ _NAMES = (*_ARGUMENTS, _ENDPOINT, _TIMEOUT)
 
 
 def checked_storage(given: Any, paths: list[str]) -> Storage:
-    """Return a caller's options, and check that paths have no credentials.
-
-    Raises:
-        ConfigError: naming the option that is not known or no text, never its value.
-    """
+    """Return a caller's options, and check that paths have no credentials."""
     for path in paths:
         if redaction.text(path) != path:
             raise ConfigError(
@@ -94,11 +90,7 @@ def is_url(path: str) -> bool:
 
 
 def file_system(path: str, storage: Storage) -> tuple[Any, str]:
-    """Return the file system of a path, and the path as that knows it; called in tasks.
-
-    Raises:
-        DataError: if there is none for it.
-    """
+    """Return the file system of a path, and the path as that knows it; called in tasks."""
     from pyarrow import fs
 
     if not is_url(path):

@@ -58,9 +58,6 @@ def index_strings(
     Returns:
         The rows, with doubles in the column and the strings in its metadata, and the strings; the
         rows as they are if the column holds something else.
-
-    Raises:
-        DataError: naming the column, if it has too few or too many strings, or one that is not known.
     """
     if not is_text(df, name):
         return df, ()
@@ -290,10 +287,6 @@ def joined(
         moments: mean and deviation of each value, by column.
         columns: which of them.
         advice: what else errors say to do.
-
-    Raises:
-        DataError: naming the column whose values differ by so little that float32, in which modules compute,
-            cannot tell them apart.
     """
     names = list(columns)
     for name in names:

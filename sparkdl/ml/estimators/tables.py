@@ -31,11 +31,7 @@ _DROPOUT_OF_FEW = 0.3
 
 
 def encodes(estimator: Any, df: DataFrame) -> bool:
-    """Return whether an estimator encodes the columns of a DataFrame.
-
-    Raises:
-        ConfigError: if it is told to, and other Params stand against it.
-    """
+    """Return whether an estimator encodes the columns of a DataFrame."""
     choice = estimator.getEncode()
     if choice == "off":
         return False

@@ -25,9 +25,6 @@ def save_local(instance: Any, path: str | os.PathLike[str]) -> None:
     """Save a fitted model, or an estimator; ``load`` and ``Predictor.load`` read it.
 
     ``instance.save(path)`` lets the executors write, which a cluster's do on their own disks.
-
-    Raises:
-        ConfigError: if it exists, or a value needs a pickle.
     """
     folder = Path(path)
     info, pieces = described(instance)

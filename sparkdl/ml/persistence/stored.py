@@ -49,11 +49,7 @@ class ParamsReader(MLReader[R]):
         self.cls = cls
 
     def load(self, path: str) -> R:
-        """Load from a path of any file system that Spark reads.
-
-        Raises:
-            ConfigError: if there is nothing that this version can read, or it is of another class.
-        """
+        """Load from a path of any file system that Spark reads."""
         path = str(path)
         metadata = read_metadata(self.sparkSession, path)
         if metadata is None:

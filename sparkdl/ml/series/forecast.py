@@ -225,9 +225,6 @@ def forecast_rows(
         Columns id, time and those of a forecast; of the past also ``cutoff``, the last time before the
         forecast, ``step``, the value that came, and ``scale``, the mean error of a seasonal naive forecast
         before the cutoff.
-
-    Raises:
-        DataError: if a column is missing, is of the wrong type, or has the name of an output.
     """
     check_columns(df, layout)
     taken = [layout.id, layout.time, *([layout.target, CUTOFF, STEP, SCALE] if origins else [])]

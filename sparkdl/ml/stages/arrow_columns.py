@@ -52,11 +52,7 @@ class ArrowColumns:
         self._seen = at
 
     def convert(self, columns: Sequence[pa.Array]) -> tuple[Array, dict[str, Array] | None]:
-        """Return which rows are valid, and the arrays of these; ``None`` if no row is.
-
-        Raises:
-            DataError: naming column and row.
-        """
+        """Return which rows are valid, and the arrays of these; ``None`` if no row is."""
         columns = [columns[place] for place in self._places]
         valid = np.ones(len(columns[0]), np.bool_)
         for plan, column in zip(self.plans, columns, strict=True):

@@ -127,9 +127,6 @@ def select(output: Any, key: int | str | None, rows: int) -> Array:
         output: what the module returned.
         key: position or key in it, ``None`` if it is one tensor.
         rows: rows of the batch.
-
-    Raises:
-        ModelError: if there is no such tensor, or its first dimension does not count rows.
     """
     if key is None:
         found = output

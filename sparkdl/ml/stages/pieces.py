@@ -70,11 +70,7 @@ class Pieces:
         self._path = path
 
     def mark(self) -> bytes | None:
-        """Return what was begun here; ``None`` if nothing was.
-
-        Raises:
-            ConfigError: if something else is there.
-        """
+        """Return what was begun here; ``None`` if nothing was."""
         entries = self._store.entries(self._store.root)
         if MARK in entries:
             return self._store.read(join(self._store.root, MARK))

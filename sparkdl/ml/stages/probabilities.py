@@ -28,11 +28,7 @@ _KEEP = (
 
 
 def check_logits(module: nn.Module, inputs: Inputs, loss: Any) -> None:
-    """Check that a classifier's module gives logits.
-
-    Raises:
-        ConfigError: if the loss takes probabilities, of which the model would take the sigmoid again.
-    """
+    """Check that a classifier's module gives logits."""
     name = type(module).__name__
     if _is_one(loss, _OF_PROBABILITIES):
         raise ConfigError(

@@ -100,9 +100,6 @@ def add_column(
         shape: shape of one row's tensor, kept in the column's metadata.
         dtype: dtype of the tensor, likewise.
         handle_invalid: ``error``, ``skip`` or ``keep``.
-
-    Raises:
-        DataError: if there is a column ``output`` already.
     """
     if same_names(df, output):
         raise DataError(f"outputCol {output!r} is in the DataFrame already; choose another name or drop it")
@@ -134,11 +131,7 @@ class Rowwise:
         self._rows = 0
 
     def __call__(self, name: str | None, *values: Any) -> Any:
-        """Apply the function to a row's values, of which the row's name tells where they are from.
-
-        Raises:
-            DataError: naming the row, unless lenient.
-        """
+        """Apply the function to a row's values, of which the row's name tells where they are from."""
         self._rows += 1
         try:
             if any(value is None for value in values):

@@ -49,9 +49,6 @@ def inference_udf(inference: Inference, ragged: Sequence[bool] = ()) -> Any:
     Args:
         inference: what to compute.
         ragged: for each input whether its rows may differ in length; none may by default.
-
-    Raises:
-        ConfigError: if there is no active Spark session.
     """
     from pyspark.sql import SparkSession
     from pyspark.sql import types as T

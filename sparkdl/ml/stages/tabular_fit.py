@@ -48,11 +48,7 @@ _ACCURACY = 10_000
 
 
 def kinds_of(df: DataFrame, names: Sequence[str]) -> dict[str, Kind]:
-    """Return the kind of values of each column.
-
-    Raises:
-        DataError: naming the column that is missing, ambiguous, or of a type that cannot be encoded.
-    """
+    """Return the kind of values of each column."""
     types = {field.name: field.dataType for field in df.schema.fields}
     found: dict[str, Kind] = {}
     for name in names:
@@ -117,10 +113,6 @@ def fit_encoding(
         max_categories: most values of a string column that have a number of their own.
         min_frequency: least rows that a value must have for that; by default one in 1,000, from 1 to 10.
         required: other columns, which must not have nulls.
-
-    Raises:
-        DataError: naming the column that is missing, cannot be encoded, holds infinite values or has nulls
-            that it must not have; or if there are no rows, or no column tells them apart.
     """
     kinds = kinds_of(df, names)
     numeric = {name: plain(df, name, kind) for name, kind in kinds.items() if kind != "string"}
@@ -160,12 +152,7 @@ def _clocks(df: DataFrame, kinds: Mapping[str, Kind]) -> tuple[str, tuple[str, .
 
 
 def count_rows(df: DataFrame, names: Sequence[str], required: Sequence[str] = ()) -> int:
-    """Count the rows of a fit by an encoding that is there.
-
-    Raises:
-        DataError: naming the column that is missing, holds infinite values or has nulls that it must not
-            have; or if there are no rows.
-    """
+    """Count the rows of a fit by an encoding that is there."""
     kinds = kinds_of(df, names)
     numeric = {name: plain(df, name, kind) for name, kind in kinds.items() if kind != "string"}
     rows, ends = _aggregated(df, numeric, [F.min("v"), F.max("v")], required)

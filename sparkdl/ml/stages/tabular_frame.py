@@ -52,11 +52,7 @@ def plans_of(encoding: TableEncoding, named: bool) -> tuple[ColumnPlan, ...]:
 
 
 def arguments(df: DataFrame, encoding: TableEncoding) -> list[SqlColumn]:
-    """Return the columns that an encoding reads, as it wants them.
-
-    Raises:
-        DataError: naming the column that is missing, or of another type than in the fit.
-    """
+    """Return the columns that an encoding reads, as it wants them."""
     values = []
     for name, found in kinds_of(df, encoding.columns).items():
         fitted = encoding.kinds[name]

@@ -45,9 +45,6 @@ def read(media_type: str, body: bytes, limits: Limits) -> tuple[pa.Table, str, W
 
     Returns:
         The rows, and media type and writer of an answer in the same form.
-
-    Raises:
-        DataError: naming column and row, if the body is not what it should be.
     """
     if _plain(media_type) == JSON:
         columns, write = _read_json(body, limits)

@@ -79,12 +79,7 @@ def load_weights(path: Path, module: nn.Module) -> None:
 
 
 def read_point(path: Path) -> ResumePoint:
-    """Read the state from which a run goes on.
-
-    Raises:
-        ConfigError: if it is incomplete, damaged (with the code ``"config-damaged"``), of a newer format,
-            or holds weights only.
-    """
+    """Read the state from which a run goes on."""
     with _reading(path) as checkpoint:
         if TRAINING not in checkpoint.mark.digests:
             raise ConfigError(

@@ -143,9 +143,6 @@ def check_inside_epoch(then: Mapping[str, Any], now: Mapping[str, Any], *, since
         then: setting of the checkpoint.
         now: setting of the run.
         since: from which iteration on the epoch has its number of iterations.
-
-    Raises:
-        ConfigError: if which rows these are is not known.
     """
     before, after, parts, found = _is_dealt(then), _is_dealt(now), then["partitions"], ""
     if before != after:
@@ -186,9 +183,6 @@ def check_state(then: Mapping[int, set[str]], setting: Mapping[str, Any], *, exa
         setting: that of the run now.
         exactly: whether names that the optimizer does not know are an error, too: for checkpoints that do
             not say of which class it was.
-
-    Raises:
-        ConfigError: naming both sides.
     """
     now = setting.get("optimizer")
     if now is None:

@@ -91,9 +91,6 @@ def assemble(frames: list[Frame]) -> Any:
 
     Args:
         frames: at least one; the list is emptied, to free what has been copied.
-
-    Raises:
-        ModelError: if batches differ in structure, dtype or shape.
     """
     structure, kinds = frames[0].meta["structure"], _kinds(frames[0])
     positions = np.concatenate([part.arrays["positions"] for part in frames])
