@@ -51,3 +51,11 @@ def in_task() -> bool:
     from pyspark import TaskContext
 
     return TaskContext.get() is not None
+
+
+def partition_id() -> int:
+    """Return the partition of the task that runs here; 0 outside of tasks."""
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    return context.partitionId() if context is not None else 0

@@ -8,6 +8,7 @@ from pathlib import Path
 from string import Template
 
 from sparkdl import __version__, html
+from sparkdl.exceptions import ConfigError
 
 _FOLDER = Path(__file__).parent
 
@@ -44,3 +45,13 @@ def document(title: str, remark: str, body: str, script: str | None = None) -> s
         style=(_FOLDER / "page.css").read_text(encoding="utf-8"),
         body=body,
     )
+
+
+def write(option: str, path: Path, text: str) -> None:
+    """Write a file that an option names; raises ConfigError if it cannot be written."""
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(
+            f"{option} {str(path)!r} cannot be written: {error.strerror}", code="config-command"
+        ) from error

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from sparkdl.cli import rehearse
-from sparkdl.exceptions import ConfigError
+from sparkdl.cli.document import write
 
 _EXAMPLES = """\
 examples:
@@ -70,12 +70,7 @@ def run(args: argparse.Namespace) -> int:
         return status
     print(json.dumps(found["plan"]) if args.json else found["text"])
     if args.job is not None:
-        try:
-            args.job.write_text(found["job"], encoding="utf-8")
-        except OSError as error:
-            raise ConfigError(
-                f"--job {str(args.job)!r} cannot be written: {error.strerror}", code="config-command"
-            ) from error
+        write("--job", args.job, found["job"])
         print(f"wrote {args.job}", file=sys.stderr)
     return 0
 

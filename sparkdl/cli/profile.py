@@ -12,8 +12,7 @@ from typing import Any
 
 from sparkdl import html
 from sparkdl.cli import rehearse
-from sparkdl.cli.document import document
-from sparkdl.exceptions import ConfigError
+from sparkdl.cli.document import document, write
 
 _EXAMPLES = """\
 examples:
@@ -82,12 +81,7 @@ def run(args: argparse.Namespace) -> int:
         return status
     print(json.dumps(found) if args.json else shown(found))
     if args.html is not None:
-        try:
-            args.html.write_text(page(found), encoding="utf-8")
-        except OSError as error:
-            raise ConfigError(
-                f"--html {str(args.html)!r} cannot be written: {error.strerror}", code="config-command"
-            ) from error
+        write("--html", args.html, page(found))
     for path in (args.html, args.trace):
         if path is not None:
             print(f"wrote {path}", file=sys.stderr)

@@ -13,7 +13,7 @@ from sparkdl.access.base import Access, Frames
 from sparkdl.data.columns import ColumnPlan, Structure, TablePlan
 from sparkdl.data.dataset import Dataset
 from sparkdl.data.store.build import Partitions, Source
-from sparkdl.data.store.dataframe import token_of
+from sparkdl.data.store.dataframe import token_of, token_writer
 from sparkdl.data.store.partition import StoreBatch, Token
 from sparkdl.data.windows import windows_of
 from sparkdl.exceptions import ConfigError, DataError
@@ -146,19 +146,7 @@ def windows_writer(
     store: str, layout: Layout, cut: Cut
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     """Return the ``mapInArrow`` function that writes a partition's series and yields their windows' token."""
-
-    def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        from pyspark import TaskContext
-
-        context = TaskContext.get()
-        assert context is not None
-        stream = iter(batches)
-        token = write_windows(store, context.partitionId(), layout, cut, stream)
-        for _ in stream:
-            pass  # after an error: a task that leaves input unread loses its Python worker
-        yield pa.RecordBatch.from_pydict({"token": [token.to_frame()]})
-
-    return write
+    return token_writer(lambda partition, rows: write_windows(store, partition, layout, cut, rows))
 
 
 def write_windows(

@@ -16,6 +16,7 @@ from typing import Any
 
 from sparkdl import redaction
 from sparkdl.attempts import count
+from sparkdl.cli.document import write
 from sparkdl.cli.runs import page
 from sparkdl.cli.runs.found import Course, RunSummary, finite, text
 from sparkdl.exceptions import ConfigError
@@ -67,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
     elif args.html is None:
         _print_table(found)
     if args.html is not None:
-        page.write(args.html, found, redaction.text(args.path))
+        write("--html", args.html, page.page(found, redaction.text(args.path)))
         print(f"wrote {args.html}", file=sys.stderr if args.json else sys.stdout)
     return 0
 

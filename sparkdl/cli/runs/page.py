@@ -19,7 +19,6 @@ from typing import Any
 from sparkdl import html
 from sparkdl.cli.document import document
 from sparkdl.cli.runs.found import Course, RunSummary
-from sparkdl.exceptions import ConfigError
 
 _POINTS = 400
 _SETTINGS = 5
@@ -53,16 +52,6 @@ $details
 <script type="application/json" id="data">$data</script>
 <script>$script</script>
 """)
-
-
-def write(path: Path, found: Sequence[RunSummary], folder: str) -> None:
-    """Write the page of some runs; raises ConfigError if the file cannot be written."""
-    try:
-        path.write_text(page(found, folder), encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(
-            f"--html {str(path)!r} cannot be written: {error.strerror}", code="config-command"
-        ) from error
 
 
 def page(found: Sequence[RunSummary], folder: str) -> str:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
+from sparkdl._spark.tasks import partition_id
 from sparkdl.access.base import Access, Frames
 from sparkdl.data.columns import ROW_ID, ColumnLike, ColumnPlan, Columns, TablePlan
 from sparkdl.data.convert import from_arrow, row_namer
@@ -221,19 +222,26 @@ def arrow_writer(
     input partitions begin, if that has to be looked at.
     """
 
-    def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        from pyspark import TaskContext
-
-        context = TaskContext.get()
-        assert context is not None
-        stream = iter(batches)
-        converted: Iterable[StoreBatch] = ((_row_ids(b), convert(plans, b)) for b in stream)
+    def token(partition: int, batches: Iterator[pa.RecordBatch]) -> Token:
+        converted: Iterable[StoreBatch] = ((_row_ids(b), convert(plans, b)) for b in batches)
         if places is not None:
-            converted = places.check(converted, context.partitionId(), dealt)
-        token = token_of(store, plans, context.partitionId(), converted, dealt)
+            converted = places.check(converted, partition, dealt)
+        return token_of(store, plans, partition, converted, dealt)
+
+    return token_writer(token)
+
+
+def token_writer(
+    token: Callable[[int, Iterator[pa.RecordBatch]], Token],
+) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """Return the ``mapInArrow`` function that yields the token which is made of a partition and its rows."""
+
+    def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        stream = iter(batches)
+        made = token(partition_id(), stream)
         for _ in stream:
             pass  # after an error: a task that leaves input unread loses its Python worker
-        yield pa.RecordBatch.from_pydict({"token": [token.to_frame()]})
+        yield pa.RecordBatch.from_pydict({"token": [made.to_frame()]})
 
     return write
 

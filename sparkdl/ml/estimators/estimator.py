@@ -164,12 +164,7 @@ class TorchClassifier(FitsTorch, HasClassOutputs, HasScaling, ProbabilisticClass
         self.setParams(**params)
 
     def setParams(self, **params: Unpack[ClassifierKeywords]) -> Self:
-        """Set Params and attributes by the names that the constructor has.
-
-        Raises:
-            TypeError: if there is no such Param or attribute, or a value has the wrong type.
-            ConfigError: if a value cannot work.
-        """
+        """Set Params and attributes by the names that the constructor has; errors as of TorchEstimator."""
         return self._take(**params)
 
     def _label_to_look_at(self) -> Columns | None:
@@ -282,12 +277,7 @@ class TorchRegressor(FitsTorch, HasPrediction, HasScaling, Regressor[TorchRegres
         self.setParams(**params)
 
     def setParams(self, **params: Unpack[RegressorKeywords]) -> Self:
-        """Set Params and attributes by the names that the constructor has.
-
-        Raises:
-            TypeError: if there is no such Param or attribute, or a value has the wrong type.
-            ConfigError: if a value cannot work.
-        """
+        """Set Params and attributes by the names that the constructor has; errors as of TorchEstimator."""
         return self._take(**params)
 
     def _label_to_look_at(self) -> Columns | None:

@@ -161,12 +161,7 @@ class TimeSeriesEstimator(HasSeriesTraining, FitsModule, Estimator[TimeSeriesMod
         self.setParams(**params)
 
     def setParams(self, **params: Unpack[SeriesKeywords]) -> Self:
-        """Set Params and attributes by the names that the constructor has.
-
-        Raises:
-            TypeError: if there is no such Param or attribute, or a value has the wrong type.
-            ConfigError: if a value cannot work.
-        """
+        """Set Params and attributes by the names that the constructor has; errors as of TorchEstimator."""
         return self._take(**params)
 
     def backtest(

@@ -28,6 +28,7 @@ from typing import Any
 import pyarrow as pa
 from pyarrow import parquet
 
+from sparkdl._spark.tasks import partition_id
 from sparkdl.access.models import digest_of
 from sparkdl.exceptions import ConfigError, DataError
 from sparkdl.ml.stages.forgiving import ForgivingScorer
@@ -175,10 +176,7 @@ class PieceTask:
             DataError: if the rows are others than before, or one cannot be scored.
             ModelError: if the module fails.
         """
-        from pyspark import TaskContext
-
-        context = TaskContext.get()
-        partition = context.partitionId() if context else 0
+        partition = partition_id()
         folder, rest = Pieces(self.path), _Rest(batches)
         folder.check(self.mark)
         there = folder.by_partition().get(partition, {})

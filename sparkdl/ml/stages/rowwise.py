@@ -10,6 +10,7 @@ from pyspark.ml.param import Params
 from pyspark.ml.param.shared import HasHandleInvalid
 from pyspark.sql import functions as F
 
+from sparkdl._spark.tasks import partition_id
 from sparkdl.data.columns import quoted, tensor_metadata
 from sparkdl.data.schema import same_names
 from sparkdl.exceptions import ConfigError, DataError
@@ -141,13 +142,8 @@ class Rowwise:
         except DataError as error:
             if self._lenient:
                 return None
+            row = name or f"row {self._rows - 1} of partition {partition_id()}"
             raise DataError(
-                f"column {self._column!r}, {name or self._position()}: {error}; handleInvalid='skip' leaves "
+                f"column {self._column!r}, {row}: {error}; handleInvalid='skip' leaves "
                 "such rows out, 'keep' makes null of them"
             ) from None
-
-    def _position(self) -> str:
-        from pyspark import TaskContext
-
-        context = TaskContext.get()
-        return f"row {self._rows - 1} of partition {context.partitionId() if context else 0}"

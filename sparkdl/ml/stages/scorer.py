@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from sparkdl._spark.tasks import partition_id
 from sparkdl.access.models import Lasting
 from sparkdl.data.collate import tensor_of
 from sparkdl.data.columns import ColumnPlan, Structure
@@ -84,7 +85,7 @@ class Scorer:
                 self.plans, self.structure, keep=self.keep, name=_row, places=self.places, at=at
             )
         waiting, results = _Rows(), _Results(self)
-        first = (_partition() << 40) + at
+        first = (partition_id() << 40) + at
         model: Loaded | None = None
         for batch in batches:
             arrays = batch if isinstance(batch, tuple) else (batch,)
@@ -213,14 +214,7 @@ def _lengths(columns: Mapping[str, Array]) -> Array | None:
 
 
 def _row(number: int) -> str:
-    return f"row {number} of partition {_partition()}"
-
-
-def _partition() -> int:
-    from pyspark import TaskContext
-
-    context = TaskContext.get()
-    return context.partitionId() if context else 0
+    return f"row {number} of partition {partition_id()}"
 
 
 # -- results out -----------------------------------------------------------------------------------

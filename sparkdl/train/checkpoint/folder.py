@@ -56,10 +56,7 @@ class CheckpointFolder:
         Raises:
             ConfigError: if the folder cannot be made, or what was left cannot be removed.
         """
-        try:
-            self._store.make(self._root)
-        except OSError as error:
-            raise ConfigError(f"cannot make the checkpoint folder {self._root}: {error}") from error
+        self._make()
         try:
             for name, is_file in self._store.entries(self._root).items():
                 if _DRAFT_NAME.fullmatch(name) and is_file:
@@ -68,6 +65,12 @@ class CheckpointFolder:
                     self._remove(self._full(name))
         except OSError as error:
             raise ConfigError(f"cannot write to the checkpoint folder {self._root}: {error}") from error
+
+    def _make(self) -> None:
+        try:
+            self._store.make(self._root)
+        except OSError as error:
+            raise ConfigError(f"cannot make the checkpoint folder {self._root}: {error}") from error
 
     def _is_draft(self, name: str) -> bool:
         """Whether this is a folder in which a store without renames has half a checkpoint."""
@@ -84,10 +87,7 @@ class CheckpointFolder:
             ConfigError: if the folder cannot be made or written to.
         """
         self.release()
-        try:
-            self._store.make(self._root)
-        except OSError as error:
-            raise ConfigError(f"cannot make the checkpoint folder {self._root}: {error}") from error
+        self._make()
         self._claim = Claim(self._store, run)
 
     def release(self) -> None:
