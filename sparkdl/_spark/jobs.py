@@ -15,8 +15,7 @@ from sparkdl._spark.frames import KEY_BASE, FrameSerializer, JavaObject, Once, T
 from sparkdl._spark.session import live_executors
 from sparkdl.wire.frame import Parts
 
-_PERSISTED = "sparkdl frames"
-"""Name, in Spark's UI, of RDDs whose lineage rebuilds lost blocks."""
+_PERSISTED = "sparkdl frames"  # name, in Spark's UI, of RDDs whose lineage rebuilds lost blocks
 
 _LARGE_FRAME = 32 << 20
 """Frames from this size on are kept on disk only: a large model's state exceeds the heaps."""

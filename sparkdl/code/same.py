@@ -12,8 +12,7 @@ from sparkdl.code import digest, modules
 from sparkdl.code.loaded import LoadedCode, walked
 from sparkdl.exceptions import SerializationError
 
-_checked: dict[str, dict[str, Any]] = {}
-"""By what was told, the specs of the modules that have been compared."""
+_checked: dict[str, dict[str, Any]] = {}  # by what was told, the specs of the modules that have been compared
 _stamps: dict[str, tuple[Any, modules.Stamp]] = {}
 """By module its spec, and its file when this process loaded it; ``None`` if nobody knows."""
 _MOST = 64

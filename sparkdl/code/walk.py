@@ -14,8 +14,7 @@ from typing import Any
 from sparkdl.code import digest
 
 _SCALARS = (int, float, complex, bool, str, bytes, type(None), type(...))
-_MOST = 2_000
-"""So many elements of a value are looked at; of a tensor a hundred times as many."""
+_MOST = 2_000  # so many elements of a value are looked at; of a tensor a hundred times as many
 
 
 class Walk:

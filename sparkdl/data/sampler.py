@@ -41,8 +41,7 @@ def global_rows(partition_rows: Sequence[int], iterations: int, t: int) -> int:
     return sum(hi - lo for lo, hi in (share(n, iterations, t) for n in partition_rows))
 
 
-_REMEMBERED = 1 << 30
-"""So many bytes of orders a process remembers: a task may run many partitions in turn."""
+_REMEMBERED = 1 << 30  # so many bytes of orders a process remembers: a task may run many partitions in turn
 
 
 class _Sized(Protocol):

@@ -35,8 +35,7 @@ if TYPE_CHECKING:
 _Vectors = dict[str, dict[str, list[Array]]]
 """Indices and values of the rows of sparse columns, by column and part."""
 
-_OWN = "__sparkdl_"
-"""Names of columns that sparkdl adds itself begin so."""
+_OWN = "__sparkdl_"  # names of columns that sparkdl adds itself begin so
 
 
 def is_pandas(df: object) -> bool:

@@ -81,8 +81,7 @@ def check_adapter(values: Mapping[str, Any]) -> None:
 
 
 _MOST_REPEATS, _MOST_CHOICES, _MOST_ALTERNATIVES = 3, 5, 20
-_LITERAL = re.compile(r"\\.|\[\^?\]?[^\]]*\]", re.DOTALL)
-"""An escaped character, or a set of characters."""
+_LITERAL = re.compile(r"\\.|\[\^?\]?[^\]]*\]", re.DOTALL)  # an escaped character, or a set of characters
 
 
 def _check_patterns(place: str, value: Any) -> None:

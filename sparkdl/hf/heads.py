@@ -31,8 +31,7 @@ _OF_ALL_TOKENS = {
 }
 """Options that look at all tokens of a row, also those that only fill it up; and what changes nothing."""
 
-_SHORTEST = 16
-"""Copying keys and values of fewer tokens of a prefix gains nothing."""
+_SHORTEST = 16  # copying keys and values of fewer tokens of a prefix gains nothing
 
 
 class Embedder(nn.Module):

@@ -10,8 +10,7 @@ from sparkdl.wire.arrays import Numbers, Reserved
 _HOTTEST = 3
 _NONE = -1
 _LEAST_SCANNED = 4096
-_BESIDE = 6
-"""Bytes beside a record: whose it is, its uses, whether it must stay."""
+_BESIDE = 6  # bytes beside a record: whose it is, its uses, whether it must stay
 
 
 class HotRecords:

@@ -12,8 +12,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-_ROOM = 2
-"""The file has about so many places for each record. Segments are cleaned before it gets more."""
+_ROOM = 2  # the file has about so many places for each record. Segments are cleaned before it gets more.
 _LEAST_SEGMENTS = 4
 
 Places = NDArray[np.int32]

@@ -10,12 +10,9 @@ from typing import Any, Protocol
 
 from sparkdl.wire.arrays import Mapped, Records
 
-_MAPPED_SHARE = 16
-"""One part in so many of the memory is for pages of files that are mapped."""
-_LEAST_SHARE = 8
-"""One part in so many is for hot entries in any case."""
-_AT_ONCE_SHARE = 64
-"""One part in so many is for entries that are read, written or copied at a time."""
+_MAPPED_SHARE = 16  # one part in so many of the memory is for pages of files that are mapped
+_LEAST_SHARE = 8  # one part in so many is for hot entries in any case
+_AT_ONCE_SHARE = 64  # one part in so many is for entries that are read, written or copied at a time
 _LEAST_AT_ONCE = 1024
 _SEGMENT_SHARE, _LEAST_SEGMENT, _SEGMENT_BYTES = 256, 16, 1 << 20
 """One part in so many is for a segment of a file while it is cleaned; records and bytes that it has."""

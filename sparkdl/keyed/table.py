@@ -21,8 +21,7 @@ from sparkdl.wire.frame import Array
 
 HOT = 100
 """Iterations: an id that was looked up within the last ones is hot."""
-_LEAST_LOG = 4096
-"""So many evictions are remembered in any case; see :meth:`Entries.changed`."""
+_LEAST_LOG = 4096  # so many evictions are remembered in any case; see :meth:`Entries.changed`
 
 
 @dataclass(frozen=True, slots=True)

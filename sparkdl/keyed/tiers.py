@@ -28,10 +28,8 @@ from sparkdl.keyed.store import Counted, LoadedCode
 from sparkdl.wire.arrays import Grown, Numbers
 from sparkdl.wire.frame import Array
 
-_HEAD = 16
-"""Bytes of a record before its row: the id; twice the count, and 1 if there is a row."""
-_SCRATCH = 4
-"""A batch is in memory so many times while it is worked on, about."""
+_HEAD = 16  # bytes of a record before its row: the id; twice the count, and 1 if there is a row
+_SCRATCH = 4  # a batch is in memory so many times while it is worked on, about
 _MOST = np.iinfo(np.int32).max // 2  # the file has twice as many places
 
 

@@ -25,8 +25,7 @@ from sparkdl.nn.flat import FlatModule
 _OF_MODULES = {*vars(nn.Module()), "forward", "_sparkdl_epoch"} - {"training"}
 """What is registered, and what this library sets."""
 _SCALARS = (int, float, complex, bool, str, bytes, type(None))
-_MOST = 50_000
-"""So many values are looked at; that is some tens of milliseconds."""
+_MOST = 50_000  # so many values are looked at; that is some tens of milliseconds
 
 
 class Watch:

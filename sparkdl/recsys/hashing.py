@@ -22,8 +22,7 @@ if TYPE_CHECKING:
 Values = Sequence[Any] | NDArray[Any]
 Hashes = NDArray[np.uint64]
 
-_SEED = 42
-"""Seed with which Spark begins."""
+_SEED = 42  # seed with which Spark begins
 _P1, _P2, _P3 = 0x9E3779B185EBCA87, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9
 _P4, _P5 = 0x85EBCA77C2B2AE63, 0x27D4EB2F165667C5
 

@@ -27,8 +27,7 @@ KEY = "identity"
 """Name of the entry in artefacts."""
 _RUN = re.compile(r"[0-9a-f]{32}|", re.ASCII)
 _LARGEST = (1 << 63) - 1
-_MOST = 256
-"""So many starts before are kept; artefacts of those before them are taken for another run's."""
+_MOST = 256  # so many starts before are kept; artefacts of those before them are taken for another run's
 
 
 @dataclass(frozen=True, slots=True)

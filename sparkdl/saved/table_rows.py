@@ -20,8 +20,7 @@ from sparkdl.saved.served_rows import ROWS_PER_FILE, ExportedRows, ServedRows, w
 __all__ = ["ServedRows", "export_rows", "read_rows_from", "without_rows"]
 
 
-_WEIGHTS = "weights"
-"""Checksum of the other weights, beside the identity."""
+_WEIGHTS = "weights"  # checksum of the other weights, beside the identity
 _REMEDY = "Export the rows of the module that you save: export_rows(trained), then save without_rows(trained)"
 
 

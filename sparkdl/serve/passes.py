@@ -10,8 +10,7 @@ import numpy as np
 from sparkdl.exceptions import ModelError
 from sparkdl.wire.frame import Array
 
-_VALUES = 1 << 22
-"""Most values of a padded tensor: one long row among many short ones must not fill memory."""
+_VALUES = 1 << 22  # most values of a padded tensor: one long row among many short ones must not fill memory
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,8 +20,7 @@ _LASTING = 64
 _UNSHARED = 0.01
 """Up to so many seconds of a rank's work may not shrink with its rows: calls of Python, small kernels. Nobody
 knows while a run has had one number of executors only; with one fewer it is measured."""
-_GRANTED = 60.0
-"""Seconds after which executors that have not come are not expected any more."""
+_GRANTED = 60.0  # seconds after which executors that have not come are not expected any more
 
 
 @dataclass(slots=True)

@@ -17,8 +17,7 @@ from sparkdl.train.options.config import TrainConfig
 from sparkdl.train.options.names import OF_TRAINER, meant
 from sparkdl.train.options.schedule import PerEpoch, PerIteration
 
-_ARGUMENTS = ("loss", "step", "optimizer", "config")
-"""Arguments of a Trainer beside its options."""
+_ARGUMENTS = ("loss", "step", "optimizer", "config")  # arguments of a Trainer beside its options
 
 _OF_ALL_FITS = " (set for good when a Trainer is made: make another one)"
 

@@ -55,8 +55,7 @@ BYTES = ("weights", "gradients", "state", "shards", "files")
 - ``files``: of the files of a scan, columns of row groups that tasks began to read, also those read ahead.
 """
 
-_RENAMED = {"slices": "shards"}
-"""Kinds of bytes by the name that earlier releases gave them."""
+_RENAMED = {"slices": "shards"}  # kinds of bytes by the name that earlier releases gave them
 
 _INTEGERS = ("epoch", "iteration", "samples", "dropped", "lost", "direct")
 _SELDOM = ("dropped", "lost", "direct")

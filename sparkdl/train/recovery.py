@@ -28,11 +28,9 @@ from sparkdl.keyed.entries import Entries
 from sparkdl.train.interrupt import raise_if_stopped
 from sparkdl.wire.frame import Array, Frame
 
-_SHARE = 0.03
-"""Commits take at most this share of the time, unless ``commit_every`` says otherwise."""
+_SHARE = 0.03  # commits take at most this share of the time, unless ``commit_every`` says otherwise
 
-_BYTES_PER_SECOND = 100e6
-"""About what a commit takes, as long as none was taken."""
+_BYTES_PER_SECOND = 100e6  # about what a commit takes, as long as none was taken
 
 _log = logging.getLogger("sparkdl")
 T = TypeVar("T")
@@ -81,8 +79,7 @@ class Recovery:
     _seconds: float = 0.0
     _commit_seconds: float = 0.0
     _times: deque[float] = field(default_factory=deque)
-    _behind: bool = False
-    """Whether going back has ended with an error before the model was where it had been."""
+    _behind: bool = False  # whether going back has ended with an error before the model was where it had been
 
     def run(self, iterations: Sequence[Step]) -> list[Outcome]:
         """Run iterations, if need be again from the last commit.

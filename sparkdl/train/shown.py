@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from sparkdl.train.plot import Columns
 
 _PLACE = ("epoch", "iteration", "name")
-_LARGE = (480, 96)
-"""Size of a line that one looks at while it grows, in pixels."""
+_LARGE = (480, 96)  # size of a line that one looks at while it grows, in pixels
 
 
 def trainer(name: str, module: nn.Module, optimizer: object, config: TrainConfig) -> str:

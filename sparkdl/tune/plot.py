@@ -20,10 +20,8 @@ if TYPE_CHECKING:
 
 _BEST = "#c1121f"
 _OTHERS = "#7f9cc0"
-_LARGE = 50
-"""A metric whose values differ by this factor is drawn by its logarithms."""
-_WIDE = 4
-"""Curves are cut off where they are so many times farther from the middle value than the best one."""
+_LARGE = 50  # a metric whose values differ by this factor is drawn by its logarithms
+_WIDE = 4  # curves are cut off where they are so many times farther from the middle value than the best one
 
 _GROUND = {"facecolor": "white", "alpha": 0.75, "linewidth": 0, "pad": 0.3}  # of texts that lines cross
 

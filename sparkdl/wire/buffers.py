@@ -15,11 +15,9 @@ import numpy as np
 
 from sparkdl.wire.frame import Array
 
-_SMALL = 256 << 10
-"""Arrays of up to this size are not worth the bookkeeping."""
+_SMALL = 256 << 10  # arrays of up to this size are not worth the bookkeeping
 
-_GRAIN = 1 << 16
-"""Sizes are rounded up, so that frames whose headers differ a little can follow each other."""
+_GRAIN = 1 << 16  # sizes are rounded up, so that frames whose headers differ a little can follow each other
 
 _free: defaultdict[int, list[Array]] = defaultdict(list)
 

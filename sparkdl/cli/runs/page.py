@@ -21,12 +21,10 @@ from sparkdl.cli.document import document
 from sparkdl.cli.runs.found import Course, RunSummary
 
 _POINTS = 400
-_SETTINGS = 5
-"""Settings in the list at most: more make it wider than a screen."""
+_SETTINGS = 5  # settings in the list at most: more make it wider than a screen
 _SHORT = 24
 _MINUTE = len("2026-01-31 12:00")
-_ALWAYS_SHOWN = ("started", "loss", "best score")
-"""Facts in the list even where all runs have the same."""
+_ALWAYS_SHOWN = ("started", "loss", "best score")  # facts in the list even where all runs have the same
 _FIRST = ("module", "optimizer", "learning_rate", "loss", "batch_size", "features", "label")
 _ENDINGS = (".jsonl", ".ndjson")
 _RATE = re.compile(r"\blr=[^,)]+")

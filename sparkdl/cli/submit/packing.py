@@ -20,8 +20,7 @@ UNPACKED = "environment"
 """Folder that an archive is unpacked to, in an executor's working directory."""
 
 INTERPRETER = f"./{UNPACKED}/bin/python"
-_CONTENT = 2
-"""Changes with what goes into an archive, so that older ones are packed again."""
+_CONTENT = 2  # changes with what goes into an archive, so that older ones are packed again
 
 
 def zip_modules(folder: Path, target: Path) -> Path:

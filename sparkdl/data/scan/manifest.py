@@ -205,8 +205,7 @@ EVEN = (1, 2, 4, 6, 12, 24, 60, 120, 240, 420, 840)
 _COLUMN_BYTES = 5 << 18
 """What a column of a row group that is read half takes: pages, a dictionary; less, if it has fewer bytes."""
 
-_LEAST_OPEN_BYTES = 32 << 20
-"""What row groups that are read half may take with any window."""
+_LEAST_OPEN_BYTES = 32 << 20  # what row groups that are read half may take with any window
 
 
 def streams_for(groups: Array, row_bytes: int, window_bytes: int, columns: int = 1) -> int:

@@ -47,8 +47,7 @@ _FOOTERS = 64
 _READERS = 4
 _READ_AHEAD = "sparkdl-read-ahead"
 
-_Key = tuple[int | None, int, int]
-"""A chunk: the seed of its order, its stream, its number."""
+_Key = tuple[int | None, int, int]  # a chunk: the seed of its order, its stream, its number
 
 
 class _StoppedError(Exception):

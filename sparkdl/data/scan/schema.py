@@ -26,8 +26,7 @@ from sparkdl.exceptions import ConfigError, DataError
 _OF_SPARK = b"org.apache.spark.sql.parquet.row.metadata"
 """Under which Spark keeps its own schema in a file, with the columns' metadata."""
 
-_VECTOR = {"type", "size", "indices", "values"}
-"""Fields of an ML vector as Spark writes it."""
+_VECTOR = {"type", "size", "indices", "values"}  # fields of an ML vector as Spark writes it
 
 
 def plan_schema(

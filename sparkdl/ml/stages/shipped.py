@@ -25,10 +25,8 @@ from sparkdl.nn.prepack import prepack
 from sparkdl.wire import private
 
 _FOLDER = "sparkdl-modules"
-_MAPPED_BYTES = 8 << 20
-"""Smaller modules are read faster than they are written."""
-_KEPT_BYTES = 1 << 30
-"""Of modules in a process, and of their files on an executor, besides the latest."""
+_MAPPED_BYTES = 8 << 20  # smaller modules are read faster than they are written
+_KEPT_BYTES = 1 << 30  # of modules in a process, and of their files on an executor, besides the latest
 _TASKS_UNTIL_SETTLED = 3
 
 

@@ -23,8 +23,7 @@ from sparkdl.wire.held import Owned
 from sparkdl.wire.layout import ParamLayout, lay_out
 
 _STEPS = 3
-_Entry = tuple[tuple[int, ...], int]
-"""Shape of a tensor, and its parameter group."""
+_Entry = tuple[tuple[int, ...], int]  # shape of a tensor, and its parameter group
 _SMALL: tuple[_Entry, ...] = (((6, 4), 0), ((5, 2), 0))
 _CUTS = (0, 7, 13, 26, 34)
 _SPARSE_ROWS = 3  # rows with a gradient, where gradients are sparse

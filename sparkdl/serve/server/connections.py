@@ -35,8 +35,7 @@ _PIPELINED_SECONDS = 0.003
 """Between two requests, of all connections, that were sent before the answer to the one before. Clients of
 HTTP do not do that; eight that send ``/health`` by the hundred would take each turn of the loop."""
 
-_PIPELINED_MOST = 1.0
-"""None of them waits longer, however many have asked and gone."""
+_PIPELINED_MOST = 1.0  # none of them waits longer, however many have asked and gone
 
 
 def connections(limit: int, seconds: float, tls: ssl.SSLContext | None = None) -> type[asyncio.Protocol]:

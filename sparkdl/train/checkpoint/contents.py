@@ -26,8 +26,7 @@ from sparkdl.train.checkpoint.resume import ResumePoint
 from sparkdl.train.state import TrainState
 from sparkdl.wire.frame import Array
 
-_WITHOUT_ROWS = 2
-"""Format of checkpoints without embedding variables; earlier releases read it."""
+_WITHOUT_ROWS = 2  # format of checkpoints without embedding variables; earlier releases read it
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,8 +31,7 @@ DRAFT = "draft.json"
 DAMAGED = "config-damaged"
 """Code of the error that a file is not what was written."""
 
-_KINDS = {1: "slice"}
-"""First word of the names of the shards' files, by format."""
+_KINDS = {1: "slice"}  # first word of the names of the shards' files, by format
 _SHARD = re.compile(r"(slice|shard|below[0-9]{1,4})-[0-9]{5,}-of-[0-9]{5,}\.safetensors", re.ASCII)
 _SHARD_DRAFT = re.compile(_SHARD.pattern + r"\.[0-9a-f]{32}", re.ASCII)
 _SHA256 = re.compile(r"[0-9a-f]{64}", re.ASCII)

@@ -19,8 +19,7 @@ from sparkdl.wire.arrays import LARGE
 from sparkdl.wire.frame import Array
 
 _KNOWN = 1 << 21
-_KNOWN_SHARE = 64
-"""So many ids of changes are in memory at a time, about, or one for so many entries."""
+_KNOWN_SHARE = 64  # so many ids of changes are in memory at a time, about, or one for so many entries
 _LEAST_BLOCK = 1 << 10
 _EACH = ("ids", "counts", "last", "admitted")
 _LOG = ("gone", "gone_at")

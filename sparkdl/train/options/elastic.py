@@ -9,8 +9,7 @@ from time import monotonic
 from sparkdl.data.streams import STREAMS
 from sparkdl.exceptions import ConfigError
 
-_POLL = 1.0
-"""Seconds between two looks at the cluster."""
+_POLL = 1.0  # seconds between two looks at the cluster
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

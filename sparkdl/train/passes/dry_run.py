@@ -30,8 +30,7 @@ from sparkdl.nn.trace import describe
 from sparkdl.train.passes.sweep import BatchReader
 from sparkdl.wire.frame import Array
 
-_TRIED_ROWS = 6
-"""Rows with which a loss is tried, whole and in parts."""
+_TRIED_ROWS = 6  # rows with which a loss is tried, whole and in parts
 
 
 @dataclass(frozen=True, slots=True)

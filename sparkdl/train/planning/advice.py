@@ -7,8 +7,7 @@ from typing import Any
 
 from sparkdl.train.options.config import TrainConfig
 
-_MUCH = 0.15
-"""Parts that take at least this share of a step are worth a change."""
+_MUCH = 0.15  # parts that take at least this share of a step are worth a change
 
 _TAKES = {
     "rows": "Reading rows takes",

@@ -14,8 +14,7 @@ from sparkdl.train.planning.costs import Kind, worth
 from sparkdl.train.planning.measured import Fit, Rehearsal
 from sparkdl.train.planning.model import StepModel
 
-_BETTER = 0.05
-"""Another exchange, transport or division of cores is recommended if it saves at least so much."""
+_BETTER = 0.05  # another exchange, transport or division of cores is recommended if it saves at least so much
 _SPARE = 1.2
 _STEP = 256 << 20
 _LEAST_HEAP = 1 << 30

@@ -14,8 +14,7 @@ from sparkdl.allreduce.plan import steps_of_group
 from sparkdl.allreduce.plans.sharded import group_seconds
 
 Kind = Literal["replicated", "sharded", "driver"]
-_KEPT = 3
-"""Weights, and two vectors of Adam's, of a shard."""
+_KEPT = 3  # weights, and two vectors of Adam's, of a shard
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,12 +19,9 @@ from sparkdl.train.planning.costs import (
 )
 from sparkdl.train.planning.measured import Fit, Rehearsal
 
-_SURE = 0.06
-"""Relative error of a forecast for what was measured: two runs of the same differ by so much."""
-_PER_DOUBLING = 0.06
-"""What each doubling of executors beyond the measured ones adds."""
-_NETWORK = 0.3
-"""Relative error of an exchange over a network that was not measured."""
+_SURE = 0.06  # relative error of a forecast for what was measured: two runs of the same differ by so much
+_PER_DOUBLING = 0.06  # what each doubling of executors beyond the measured ones adds
+_NETWORK = 0.3  # relative error of an exchange over a network that was not measured
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,8 +27,7 @@ from sparkdl.wire import frame
 if TYPE_CHECKING:
     from sparkdl.train.run import Run
 
-_LAYERS_PROCESS = 1000
-"""Process number of the layers in the trace; hosts have small ones."""
+_LAYERS_PROCESS = 1000  # process number of the layers in the trace; hosts have small ones
 _TRACED = 20
 
 

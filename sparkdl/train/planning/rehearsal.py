@@ -31,12 +31,10 @@ from sparkdl.train.result import FitResult
 from sparkdl.train.shipped import threads_per_task
 
 _log = logging.getLogger("sparkdl")
-_GROUPS = 4
-"""Jobs of a fit, of which the first warms up."""
+_GROUPS = 4  # jobs of a fit, of which the first warms up
 _PILOT = 4
 _PILOT_GROUP = 10
-_SHORT = 0.5
-"""Seconds of a job of one step from which on there is no need to look closer."""
+_SHORT = 0.5  # seconds of a job of one step from which on there is no need to look closer
 _MOST_STEPS = 2000
 _SINGLES = 10
 SAMPLE_STEPS = 8

@@ -27,14 +27,11 @@ from sparkdl.wire.pieces import cut, joined
 Folds = Sequence[tuple[RowShare | None, RowShare | None]]
 """For each fold the rows to train on, and those to validate on; ``None`` for all rows of a Dataset."""
 
-_ATTEMPTS = 5
-"""How often a rung's job is run if Spark gives up for lost executors."""
+_ATTEMPTS = 5  # how often a rung's job is run if Spark gives up for lost executors
 
-_START = frame.pack({"kind": "start"})
-"""A job of one task reads a frame in which nothing is."""
+_START = frame.pack({"kind": "start"})  # a job of one task reads a frame in which nothing is
 
-_CANCELLED = "cancelled"
-"""In what Spark says of a job that Ctrl-C, or somebody in its UI, has ended."""
+_CANCELLED = "cancelled"  # in what Spark says of a job that Ctrl-C, or somebody in its UI, has ended
 
 
 @dataclass(frozen=True, slots=True)

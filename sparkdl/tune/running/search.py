@@ -23,8 +23,7 @@ from sparkdl.tune.sampling import Asker
 from sparkdl.tune.schedulers.moves import Go, Scheduler
 from sparkdl.tune.trial import Trial
 
-_MOST_OF_AN_ERROR = 2000
-"""Characters of a failed trial's error in journal and table."""
+_MOST_OF_AN_ERROR = 2000  # characters of a failed trial's error in journal and table
 
 
 class Runner(Protocol):
