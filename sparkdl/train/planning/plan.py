@@ -10,24 +10,15 @@ from sparkdl.data.columns import ColumnLike, Columns
 from sparkdl.data.dataset import Dataset
 from sparkdl.exceptions import ConfigError
 from sparkdl.train.options.checks import integer_option
-from sparkdl.train.options.config import TrainConfig
 from sparkdl.train.planning.cluster_plan import ClusterPlan, make_plan
 from sparkdl.train.planning.costs import Kind
 from sparkdl.train.planning.model import StepModel
+from sparkdl.train.planning.profile import Profiled
 from sparkdl.train.planning.rehearsal import rehearse
-from sparkdl.train.recipe import Recipe
 
 
-class Plans(Protocol):
+class Plans(Profiled, Protocol):
     """What a plan asks of a Trainer."""
-
-    config: TrainConfig
-    module: Any
-    _recipe: Recipe
-
-    def with_options(self, **options: Any) -> Any:
-        """Return a Trainer with other options."""
-        ...
 
     def _given(
         self, data: Any, features: Columns | None, label: Columns | None, weight: ColumnLike | None

@@ -16,10 +16,9 @@ from sparkdl.data.dataset import Dataset
 from sparkdl.train.hooks.base import Hook
 from sparkdl.train.hooks.of_run import none_of_every_run
 from sparkdl.train.hooks.timeline import Timeline
-from sparkdl.train.options.config import TrainConfig
 from sparkdl.train.planning.advice import advice
 from sparkdl.train.planning.layers import ProfileLayers
-from sparkdl.train.planning.rehearsal import SAMPLE_STEPS, Stage
+from sparkdl.train.planning.rehearsal import SAMPLE_STEPS, Stage, Trains
 from sparkdl.train.recipe import Recipe
 from sparkdl.train.shipped import shipped
 from sparkdl.wire import frame
@@ -31,16 +30,11 @@ _LAYERS_PROCESS = 1000  # process number of the layers in the trace; hosts have 
 _TRACED = 20
 
 
-class Profiled(Protocol):
+class Profiled(Trains, Protocol):
     """What a profile asks of a Trainer."""
 
-    config: TrainConfig
     module: Any
     _recipe: Recipe
-
-    def with_options(self, **options: Any) -> Any:
-        """Return a Trainer with other options."""
-        ...
 
 
 class TaskSeconds(Hook):
