@@ -24,17 +24,7 @@ _FAMILIES: dict[str, Family] = {
 
 
 class CatalogTable:
-    """A table of Spark's catalog.
-
-    Args:
-        name: as SQL names it: parts with dots between them, in backticks where they have other characters.
-        rows: the table.
-
-    Attributes:
-        name: the name.
-        address: the same.
-        kinds: the type of each column.
-    """
+    """A table of Spark's catalog, by the name that SQL has for it: parts with dots, in backticks or not."""
 
     def __init__(self, name: str, rows: DataFrame) -> None:
         self.name = self.address = name

@@ -23,10 +23,6 @@ class Member:
     Args:
         name: the metric's own in its collection; empty for a metric that is in none.
         metric: the metric, which is updated.
-
-    Attributes:
-        name: as given.
-        metric: as given.
     """
 
     def __init__(self, name: str, metric: Metric) -> None:

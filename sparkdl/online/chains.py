@@ -46,16 +46,7 @@ def content_of(metadata: Mapping[str, Any]) -> Any:
 def pointer_to(
     store: CheckpointStore, root: str, iteration: int, last: Current | None, batches: int, seconds: float
 ) -> Current:
-    """Return what ``current.json`` is to say of a version that is there.
-
-    Args:
-        store: opens the folder.
-        root: the folder.
-        iteration: of the version.
-        last: what it says now.
-        batches: to say of the version.
-        seconds: likewise.
-    """
+    """Return what ``current.json`` is to say of a version that is there."""
     chain = Chains.of(store.entries(root)).leading_to(iteration)
     base = chain[0][0] if chain else iteration
     metadata = metadata_in(store, join(root, name_of(base)))

@@ -370,14 +370,7 @@ _SCHEDULE = (
 def check_unscheduled(
     optimizer: Optimizers, spec: OptimizerSpec, name: str = "", remedy: str = _SCHEDULE
 ) -> None:
-    """Check that no scheduler has been made for an optimizer: without a schedule none would be stepped.
-
-    Args:
-        optimizer: as it was given.
-        spec: the same.
-        name: of the option that it was given as; empty for ``optimizer``.
-        remedy: what to do instead.
-    """
+    """Check that no scheduler has been made for an optimizer: without a schedule none would be stepped."""
     for own in [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else spec.shadow():
         rates = [(group["lr"], group[_INITIAL_RATE]) for group in own.param_groups if _INITIAL_RATE in group]
         if rates:

@@ -110,13 +110,7 @@ def with_values(df: DataFrame, names: Sequence[str]) -> DataFrame:
 
 
 def split_by_indicator(df: DataFrame, name: str, beside: Sequence[str] = ()) -> tuple[DataFrame, DataFrame]:
-    """Split rows into training and validation by a boolean column; rows where it is null are in neither.
-
-    Args:
-        df: the rows.
-        name: the column.
-        beside: other columns that tell rows apart.
-    """
+    """Split rows into training and validation by a boolean column; rows where it is null are in neither."""
     types = dict(df.dtypes)
     if name not in types:
         raise DataError(
