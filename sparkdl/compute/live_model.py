@@ -32,8 +32,8 @@ from sparkdl.wire.held import Shared
 from sparkdl.wire.touched_rows import TouchedRows
 
 _CHANGE = "change"
-_MOST_CHANGES = 32
-"""So many changes at most stay on an executor, for processes that have run no task meanwhile."""
+_MOST_SLOTS = 32
+"""For the processes of so many task slots changes stay, if these have run no task meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,7 +289,7 @@ def changes_to_keep(slots: int, *, rows: bool) -> int:
         slots: Spark gives a task to the process that has been idle for longest.
         rows: whether changes have some rows of tables alone, so that a process needs all that it missed.
     """
-    return min(slots, _MOST_CHANGES) + 1 if rows else 2
+    return min(slots, _MOST_SLOTS) + 1 if rows else 2
 
 
 def delete_outdated(files: LocalStore, start: Start, version: ModelVersion, changes: int) -> None:
