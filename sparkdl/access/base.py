@@ -1,8 +1,9 @@
 """The interface to a cluster: run tasks where rows are, send bytes, bring frames back, keep frames.
 
-All of sparkdl reaches a cluster by an :class:`Access`. There are two: RDDs of raw frames, for classic
-sessions (:mod:`sparkdl.access.classic`), and DataFrames of frames, for Spark Connect
-(:mod:`sparkdl.access.connect`). Nothing else knows which kind of session it has.
+All of sparkdl reaches a cluster by an :class:`Access`. There are three: RDDs of raw frames, for classic
+sessions (:mod:`sparkdl.access.classic`), DataFrames of frames, for Spark Connect
+(:mod:`sparkdl.access.connect`), and calls in this process (:mod:`sparkdl.access.alone`). Nothing else knows
+which kind of session it has.
 """
 
 from __future__ import annotations

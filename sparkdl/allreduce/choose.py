@@ -170,7 +170,15 @@ class Wanted:
             return "replicated"
         if not fits and self.layout.uncut:  # a shard would be as large in any plan
             return "replicated"
-        return "sharded" if fits or not access.has_sync else "driver"
+        if fits or not access.has_sync:
+            return "sharded"
+        if self.keyed:
+            raise ConfigError(
+                f"embedding variables beside {nbytes >> 20} MiB of other weights over {ranks} partitions: "
+                f"shards of more than {_MOST_SHARD_BYTES >> 20} MiB; give a larger num_partitions, "
+                "or take exchange='replicated', where every process has all weights"
+            )
+        return "driver"
 
     def _check_without_sync(self) -> None:
         """Check that nothing needs the driver plan."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -263,6 +264,16 @@ def test_models_are_sharded_earlier_where_tasks_exchange_directly() -> None:
         ]
     ]
     assert chosen == ["replicated", "sharded", "replicated", "replicated", "sharded"]
+
+
+def test_embedding_variables_beside_too_large_weights_are_refused() -> None:
+    large = 200 << 20  # 800 MiB: shards of two are larger than 256 MiB
+    assert wants("auto", large).choose(session_with(), 2) == "driver"
+    keyed = replace(wants("auto", large), keyed=("users",))
+    with pytest.raises(ConfigError, match=r"beside 800 MiB of other weights.*num_partitions"):
+        keyed.choose(session_with(), 2)
+    assert keyed.choose(session_with(), 4) == "sharded"
+    assert replace(keyed, exchange="replicated").choose(session_with(), 2) == "replicated"
 
 
 def test_the_driver_plan_and_new_processes_forbid_it() -> None:

@@ -1,4 +1,4 @@
-"""Optimizers of rows that come one after the other, as in embedding variables: the state of new rows."""
+"""Optimizers of embedding variables: which ones may be, and the state of rows that come later."""
 
 from __future__ import annotations
 

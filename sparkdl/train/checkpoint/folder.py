@@ -1,4 +1,4 @@
-"""A folder of checkpoints: written, found, listed, pruned, set aside."""
+"""A folder of checkpoints: written with checksums of their files, found, listed, pruned, set aside."""
 
 from __future__ import annotations
 

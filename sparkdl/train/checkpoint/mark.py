@@ -1,4 +1,4 @@
-"""The seal of ``state.json``: its checksum, and which files and checksums it names, read and checked.
+"""The seal of ``state.json``: its checksum; the files and checksums that it names, as they are read.
 
 Nothing in it is believed before it is checked: names are those that a checkpoint can have, so none of
 them leads out of the checkpoint's folder.
