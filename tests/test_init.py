@@ -149,7 +149,7 @@ def test_numbers_alone_are_learned_from_where_they_lie(table: str, tmp_path: Pat
         ):
             read_table("y.parquet", "y", nulls=True, in_place=True)
     for in_place in (True, False):
-        with pytest.raises(ConfigError, match="is a Delta table, whose folder has files of other versions"):
+        with pytest.raises(ConfigError, match="is a Delta table: its folder has files of several versions"):
             read_table(str(tmp_path / "delta"), "grade", in_place=in_place)
 
 

@@ -13,7 +13,7 @@ from pyarrow import fs
 
 from sparkdl.cli.delimited import Csv, is_csv, open_csv
 from sparkdl.cli.source import UNFIT, Family, Kind
-from sparkdl.data.scan.files import is_delta
+from sparkdl.data.scan.files import why_not_all
 from sparkdl.data.scan.storage import is_url
 from sparkdl.exceptions import ConfigError
 
@@ -80,12 +80,8 @@ def _open(path: str) -> tuple[ds.Dataset, Csv | None]:
         if is_csv(path):
             return open_csv(path)
         system, folder = fs.FileSystem.from_uri(path) if is_url(path) else (fs.LocalFileSystem(), path)
-        if is_delta(system, folder):
-            raise ConfigError(
-                f"--data {path!r} is a Delta table, whose folder has files of other versions, too: train on "
-                "one version by Dataset.from_delta, or read it by Spark",
-                code="config-command",
-            )
+        if why := why_not_all(system, folder, f"--data {path!r}"):
+            raise ConfigError(why, code="config-command")
         return ds.dataset(path, format="parquet"), None
     except FileNotFoundError as error:
         raise ConfigError(f"--data {path!r} is not there", code="config-command") from error

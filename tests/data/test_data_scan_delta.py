@@ -191,6 +191,8 @@ def test_tables_that_cannot_be_are_named(table: Path, tmp_path: Path) -> None:
         DeltaVersion(str(table), 7).listed()
     with pytest.raises(ConfigError, match="a table is a Delta table: .*Dataset.from_delta"):
         list_files([str(table)], {})
+    with pytest.raises(ConfigError, match="day=1 is inside of .*a table, which is a Delta table: "):
+        list_files([str(table / "day=1")], {})
     deltalake.DeltaTable(table).delete()
     with pytest.raises(DataError, match="version 2 has no files"):
         DeltaVersion(str(table), None).listed()

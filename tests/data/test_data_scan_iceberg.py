@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from concurrent.futures import Executor, Future
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 from pyarrow import parquet
 
 from sparkdl import Dataset
+from sparkdl.data.scan.files import list_files
 from sparkdl.data.scan.iceberg import IcebergSnapshot
 from sparkdl.data.scan.listing import Listing
 from sparkdl.data.scan.reader import Reader
@@ -203,6 +205,38 @@ def test_fields_of_structs_that_were_renamed_are_refused(table: Any, tmp_path: P
     made.append(found)
     with pytest.raises(DataError, match=r"its column 'place\.(start|from)' has had another name"):
         place(made).listed()
+
+
+def test_files_of_schemas_that_were_cleaned_up_are_refused(spark: Any, table: Any, tmp_path: Path) -> None:
+    """Spark's ``expire_snapshots`` can drop schemas of which there are files: a name is another column's."""
+    from pyiceberg.catalog import load_catalog
+
+    rows = pa.table({"x": [1.0, 2.0], "y": [3.0, 4.0]})
+    made = load_catalog(None, **properties(folder_of(table))).create_table("shop.swapped", rows.schema)
+    made.append(rows)
+    for before, after in (("y", "old"), ("x", "y"), ("old", "x")):
+        with made.update_schema() as update:
+            update.rename_column(before, after)
+    made.append(pa.table({"y": [1.0], "x": [3.0]}))
+    found = json.loads(Path(made.metadata_location.removeprefix("file://")).read_text())
+    found["snapshots"] = [
+        each for each in found["snapshots"] if each["snapshot-id"] == found["current-snapshot-id"]
+    ]
+    found["schemas"] = [each for each in found["schemas"] if each["schema-id"] == found["current-schema-id"]]
+    metadata = tmp_path / "cleaned.metadata.json"
+    metadata.write_text(json.dumps(found | {"snapshot-log": found["snapshot-log"][-1:]}))
+    match = r"'x' is field 1 in .*, and 2 in the table: .* another name"
+    data = Dataset.from_iceberg(str(metadata), features="x", label="y", spark=spark)
+    with data, pytest.raises(DataError, match=match):
+        len(data)
+
+
+def test_folders_of_a_table_have_files_of_all_snapshots(table: Any) -> None:
+    folder = table.location().removeprefix("file://")
+    with pytest.raises(ConfigError, match="sales is an Iceberg table: .* by Dataset.from_iceberg"):
+        list_files([folder], {})
+    with pytest.raises(ConfigError, match="data is inside of .*sales, which is an Iceberg table"):
+        list_files([folder + "/data"], {})
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from sparkdl.data.columns import tensor_metadata
 from sparkdl.data.scan.folders import folder_columns
 from sparkdl.data.scan.order import order_of
 from sparkdl.data.streams import FROM_THE_BEGINNING
-from sparkdl.exceptions import DataError
+from sparkdl.exceptions import ConfigError, DataError
 from sparkdl.train import MaxIteration, Trainer
 
 ROWS, BATCH = 400, 50
@@ -167,3 +167,20 @@ def test_folders_give_the_columns_that_spark_reads(spark: Any, tmp_path: Path) -
         types.append((values, names.get(kind, kind), type_of_spark))
         np.testing.assert_array_equal(found["x"].to_pylist(), expected)
     assert [case for case in types if case[1] != case[2]] == []
+
+
+def test_files_that_a_stream_has_left_are_refused(spark: Any, tmp_path: Path) -> None:
+    """Spark reads those that the stream's own list has, and no others."""
+    path, given = str(tmp_path / "out"), write(spark, tmp_path / "in")
+    stream = spark.readStream.schema("x array<double>, y long").parquet(given)
+    rows = stream.writeStream.format("parquet").option("checkpointLocation", str(tmp_path / "state"))
+    rows.trigger(availableNow=True).start(path).awaitTermination()
+    parquet.write_table(
+        pa.table({"x": [[1.0, 2.0, 3.0]], "y": [1]}), f"{path}/part-of-a-batch-that-failed.parquet"
+    )
+    read = spark.read.parquet(path)
+    assert read.count() == ROWS
+    with pytest.raises(ConfigError, match="out was written by a stream: .*inputFiles"):
+        Dataset.from_parquet(path, features="x", label="y", spark=spark)
+    with Dataset.from_parquet(read.inputFiles(), features="x", label="y", spark=spark) as data:
+        assert len(data) == ROWS

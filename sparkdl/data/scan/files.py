@@ -6,6 +6,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
@@ -23,7 +24,26 @@ BY_SPARK = "read the table by Spark, for Dataset.from_dataframe"
 
 ATTEMPTS = 3
 _WAIT = 0.3  # seconds, longer after each attempt
-_DELTA_LOG = "_delta_log"
+
+_TABLES = {
+    "_delta_log": (
+        "is a Delta table",
+        "its folder has files of several versions, too. Train on one version by Dataset.from_delta",
+    ),
+    "metadata": (
+        "is an Iceberg table",
+        "its folder has files of several snapshots, too. Train on one snapshot by Dataset.from_iceberg",
+    ),
+    ".hoodie": ("is a Hudi table", f"its folder has files of several versions, too; {BY_SPARK}"),
+    "_spark_metadata": (
+        "was written by a stream",
+        "its folder may have files of batches that failed, which Spark's list in _spark_metadata leaves out. "
+        "Name the files that it has, spark.read.parquet(...).inputFiles()",
+    ),
+}
+"""By what lies in a folder, what the folder is, and why its files are not simply those of a table."""
+
+_OF_ICEBERG = ".metadata.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +82,33 @@ def _root(path: str) -> str:
     return f"{parts.scheme}://{parts.netloc}" if is_url(path) else "this machine's files"
 
 
-def is_delta(system: Any, folder: str) -> bool:
-    """Return whether a folder is that of a Delta table: it has files of several versions."""
+def why_not_all(system: Any, folder: str, path: str) -> str:
+    """Return why the rows of a folder's files are not those of a table; empty if nothing says so.
+
+    Args:
+        system: the file system.
+        folder: as it knows it.
+        path: as a caller has given it.
+    """
+    parts = folder.rstrip("/").split("/")
+    for number in range(len(parts), 0, -1):
+        root = "/".join(parts[:number])
+        with nullcontext() if number == len(parts) else suppress(OSError):  # above, nothing may be readable
+            for info in system.get_file_info([f"{root}/{mark}" for mark in _TABLES]):
+                mark = info.path.rpartition("/")[2]
+                if _is_mark(system, info, mark):
+                    what, why = _TABLES[mark]
+                    within = "" if number == len(parts) else f"is inside of {root}, which "
+                    return f"{path} {within}{what}: {why}"
+    return ""
+
+
+def _is_mark(system: Any, info: Any, mark: str) -> bool:
     from pyarrow import fs
 
-    found: bool = system.get_file_info(f"{folder.rstrip('/')}/{_DELTA_LOG}").type != fs.FileType.NotFound
-    return found
+    if mark != "metadata" or info.type != fs.FileType.Directory:
+        return bool(info.type != fs.FileType.NotFound and mark != "metadata")
+    return any(each.path.endswith(_OF_ICEBERG) for each in system.get_file_info(fs.FileSelector(info.path)))
 
 
 def list_files(paths: Sequence[str], storage: Storage) -> list[tuple[File, str]]:
@@ -88,11 +129,8 @@ def list_files(paths: Sequence[str], storage: Storage) -> list[tuple[File, str]]
             if info.type == fs.FileType.File:
                 found.append((_file(info), info.base_name))
                 continue
-            if is_delta(system, own):
-                raise ConfigError(
-                    f"{path} is a Delta table: its folder has files of several versions, too. Train on one "
-                    "version by Dataset.from_delta"
-                )
+            if why := why_not_all(system, own, path):
+                raise ConfigError(why)
             listed = system.get_file_info(fs.FileSelector(own, recursive=True))
         except OSError as error:
             raise unseen(path, error) from error

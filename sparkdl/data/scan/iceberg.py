@@ -51,7 +51,7 @@ class IcebergSnapshot:
             raise DataError(f"{name}: there is none; it has {_numbers(table)}", code="data-source")
         if found is None:
             raise DataError(f"{self.table} has no snapshot: there is nothing to train on", code="data-empty")
-        _check_names(table, found.schema_id, name)
+        numbers = _check_names(table, found.schema_id, name)
         try:
             tasks = list(table.scan(snapshot_id=found.snapshot_id).plan_files())
         except (ValueError, NotImplementedError) as error:  # as for equality deletes
@@ -79,7 +79,7 @@ class IcebergSnapshot:
         with open_parquet(system, files[0]) as first:
             schema = first.schema_arrow
         selected = _selected(system, name, tasks)
-        return Listing(files, schema, NO_COLUMNS, found.snapshot_id, selected, where)
+        return Listing(files, schema, NO_COLUMNS, found.snapshot_id, selected, where, numbers)
 
     def _table(self) -> Any:
         try:
@@ -110,8 +110,15 @@ def _numbers(table: Any) -> str:
     return ", ".join(str(each.snapshot_id) for each in table.snapshots()) or "none"
 
 
-def _check_names(table: Any, schema: int | None, name: str) -> None:
-    """Check that columns have had their names all the time, for files have those of their day."""
+def _check_names(table: Any, schema: int | None, name: str) -> dict[str, int]:
+    """Check that columns have had their names all the time, for files have those of their day.
+
+    Schemas that no snapshot has any more may be gone from the table's metadata, though there are files of
+    them: the numbers of fields in the files tell of these.
+
+    Returns:
+        The numbers of columns, and of the fields in them.
+    """
     schemas = table.schemas()
     now = _numbered(table.schema() if schema is None else schemas[schema])
     for before in map(_numbered, schemas.values()):
@@ -123,6 +130,7 @@ def _check_names(table: Any, schema: int | None, name: str) -> None:
                     f"this one; files keep the names of their day, so {BY_SPARK}",
                     code="data-source",
                 )
+    return now
 
 
 def _numbered(schema: Any) -> dict[str, int]:

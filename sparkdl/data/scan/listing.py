@@ -27,6 +27,8 @@ class Listing:
     # by number of the file, which of its rows the version still has, if not all
     selected: Mapping[int, Array] = field(default_factory=dict)
     where: str = ""  # the root of the file system, where only the listing tells it
+    # by name, those of columns and the fields in them, where the table has given numbers
+    numbers: Mapping[str, int] = field(default_factory=dict)
 
     def pack(self) -> Parts:
         """Lay it out as a frame."""
@@ -40,6 +42,7 @@ class Listing:
             "paths": [file.path for file in self.files],
             "version": self.version,
             "where": self.where,
+            "numbers": dict(self.numbers),
             "selected": {str(file): len(mask) for file, mask in self.selected.items()},
         }
         return frame.pack(
@@ -57,7 +60,8 @@ class Listing:
             for n, rows in meta["selected"].items()
         }
         files = [File(*place) for place in places]
-        return cls(files, schema, unpacked(arrays["values"]), meta["version"], selected, meta["where"])
+        values, version = unpacked(arrays["values"]), meta["version"]
+        return cls(files, schema, values, version, selected, meta["where"], meta["numbers"])
 
 
 class Place(Protocol):

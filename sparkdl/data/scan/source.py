@@ -179,7 +179,8 @@ class ScanSource(Source):
                 yield task, frame.pack(meta, arrays)
 
         roles = dict.fromkeys(of_filter, ROLE) | {c.source: c.role for c in plan.columns}
-        read = ReadFooters(self._place.where, types, roles, self._filter, self.storage)
+        where, numbers = self._place.where, listing.numbers
+        read = ReadFooters(where, types, roles, self._filter, self.storage, numbers)
         found = self._run("read the footers", self.access.scattered(pieces(), tasks), read)
         found.sort(key=lambda message: int(message.meta["first"]))
         groups = np.concatenate([message.arrays["groups"] for message in found])

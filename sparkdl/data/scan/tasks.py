@@ -17,12 +17,13 @@ import numpy as np
 import pyarrow as pa
 
 from sparkdl.access.base import BytesRef
-from sparkdl.data.scan.files import File, attempted, check_unchanged, open_parquet
+from sparkdl.data.scan.files import BY_SPARK, File, attempted, check_unchanged, open_parquet
 from sparkdl.data.scan.filters import ROLE, RowFilter, bits_of
 from sparkdl.data.scan.folders import unpacked
 from sparkdl.data.scan.listing import Place
 from sparkdl.data.scan.manifest import ScanManifest
 from sparkdl.data.scan.reader import MANIFEST, READING, first_rows
+from sparkdl.data.scan.schema import is_nested
 from sparkdl.data.scan.storage import Storage, file_system
 from sparkdl.data.store.partition import Token, new_partition
 from sparkdl.exceptions import ConfigError, DataError, SparkdlError
@@ -81,6 +82,8 @@ class ReadFooters:
     roles: Mapping[str, str]  # what errors call each column
     filter: RowFilter | None = None  # says which rows are left; ``None`` for all
     storage: Storage = field(default_factory=dict, repr=False)  # options of the file system
+    # of columns and fields, see :class:`sparkdl.data.scan.listing.Listing`
+    numbers: Mapping[str, int] = field(default_factory=dict)
 
     def __call__(self, _: int, frames: Iterator[bytes]) -> Iterator[Parts]:
         """Yield for each frame of files one with their row groups."""
@@ -126,6 +129,7 @@ class ReadFooters:
                         "file; expected one schema. Read them by Spark, for Dataset.from_dataframe",
                         code="data-type",
                     )
+                self._check_numbers(schema.field(name), name, file, self.roles[name])
         groups = [footer.row_group(number) for number in range(footer.num_row_groups)]
         rows = [group.num_rows for group in groups]
         if self.filter is not None:
@@ -141,6 +145,26 @@ class ReadFooters:
                     code="data-null",
                 )
         return rows, []
+
+    def _check_numbers(self, column: pa.Field, name: str, file: File, role: str) -> None:
+        """Check that a column and the fields in it are those of the table; without numbers, names tell.
+
+        Raises:
+            DataError: naming one that is another.
+        """
+        own = (column.metadata or {}).get(b"PARQUET:field_id")
+        if own is not None and int(own) != self.numbers.get(name, int(own)):
+            raise DataError(
+                f"{role} {name!r} is field {int(own)} in {file.path}, and {self.numbers[name]} in the table: "
+                "the column has had another name when the file was written, or another column had this one; "
+                f"{BY_SPARK}",
+                code="data-source",
+            )
+        if pa.types.is_struct(column.type):
+            for each in column.type:
+                self._check_numbers(each, f"{name}.{each.name}", file, role)
+        elif is_nested(column.type):
+            self._check_numbers(column.type.value_field, f"{name}.element", file, role)
 
     def _nulls(self, group: Any) -> dict[str, int]:
         """Return how many nulls columns have in a row group, by name."""
