@@ -75,6 +75,8 @@ class FlatModule:
         if self.device.type != "cpu":
             self._staged = torch.empty(self.layout.numel, dtype=dtype, pin_memory=True)
         self._frozen = np.zeros(len(self._tensors), np.bool_)
+        own = {id(p) for p in self._tensors}
+        self._untrained = [(name, p) for name, p in module.named_parameters() if id(p) not in own]
         self._lent = False
         self._touched: dict[int, NDArray[np.bool_]] = {}
         self._dense: set[int] = set()
@@ -140,8 +142,18 @@ class FlatModule:
         self.grad[begin:].zero_()
 
     def check_gradients(self) -> None:
-        """Check that backward wrote into the flat vector, and forward into no sparse buffer."""
+        """Check that backward wrote into the flat vector alone, and forward into no sparse buffer."""
         self._sparse.check()
+        for name, p in self._untrained:
+            if p.requires_grad:
+                p.requires_grad_(False)
+                p.grad = None
+                raise ModelError(
+                    f"parameter {name!r} was frozen when the fit began, and the forward pass, or a hook of a "
+                    "LightningModule, has called requires_grad_(True): no optimizer would train it. Give "
+                    f"hooks=[Unfreeze({name!r}, at_epoch=...)] of sparkdl.train, or another pattern",
+                    code="model-state",
+                )
         for hooked in self._hooked:  # a hook after accumulation may replace the gradient
             gradient, own = self._tensors[hooked].grad, self._grads[hooked]
             if gradient is not own:
@@ -278,9 +290,10 @@ def _scatter(tensors: Sequence[torch.Tensor], specs: Sequence[TensorPlace], flat
 def write_back(
     module: nn.Module, layout: ParamLayout, params: Array, buffers: Array, counters: Array
 ) -> None:
-    """Copy flat vectors into a module's own, separate parameters and buffers."""
+    """Copy flat vectors into a module's own, separate parameters, frozen or not, and buffers."""
     named = carried(module, [spec.name for spec in (*layout.buffers, *layout.counters)])
+    parameters = dict(module.named_parameters())
     with torch.no_grad():
-        _scatter([p for _, p in trainable(module)], layout.params, params)
+        _scatter([parameters[spec.name] for spec in layout.params], layout.params, params)
         _scatter([named[spec.name] for spec in layout.buffers], layout.buffers, buffers)
         _scatter([named[spec.name] for spec in layout.counters], layout.counters, counters)

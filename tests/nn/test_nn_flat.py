@@ -329,6 +329,19 @@ def test_frozen_parameters_get_no_gradient():
     assert flat.frozen() == []
 
 
+def test_a_parameter_that_forward_unfreezes_is_refused():
+    """Torch's optimizer would train it, if it was given it."""
+    module = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
+    module[0].requires_grad_(False)
+    flat = FlatModule(module)
+    flat.module(torch.ones(1, 2)).sum().backward()
+    flat.check_gradients()
+    module.register_forward_pre_hook(lambda module, _: module[0].requires_grad_(True) and None)
+    flat.module(torch.ones(1, 2)).sum().backward()
+    with pytest.raises(ModelError, match=r"parameter '0.weight' was frozen .*hooks=\[Unfreeze\('0.weight'"):
+        flat.check_gradients()
+
+
 def test_a_replaced_gradient_is_noticed_and_put_back():
     flat = FlatModule(nn.Linear(2, 1))
     flat.module.zero_grad()

@@ -113,6 +113,16 @@ def test_gradients_divided_by_counts_are_those_of_torch_or_told(spark: Any, part
     torch.testing.assert_close(result.module.rows.weight, plain.rows.weight)
 
 
+def test_a_batchnorm_that_is_to_see_the_whole_batch_is_told(spark: Any) -> None:
+    arrays = partitioned([30])[0]
+    module = nn.Sequential(nn.Linear(arrays.x.shape[1], 10), nn.SyncBatchNorm(10))
+    options = {"optimizer": partial(torch.optim.SGD, lr=0.1), "end_when": MaxIteration(1), "progress": False}
+    run = Trainer(module, loss=nn.CrossEntropyLoss(), **options)
+    told = pytest.warns(SparkdlWarning, match="1 is a SyncBatchNorm, which here is a BatchNorm")
+    with Dataset.from_numpy(arrays.x, arrays.y, spark=spark, num_partitions=2) as data, told:
+        run.fit(data)
+
+
 def test_one_partition_is_torch_whatever_the_loss_is(spark: Any) -> None:
     arrays = partitioned([30])[0]
     with warnings.catch_warnings(), Dataset.from_numpy(arrays.x, arrays.y, num_partitions=1) as data:

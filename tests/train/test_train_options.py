@@ -365,6 +365,29 @@ def test_unfreeze_trains_what_the_module_froze(data: Dataset) -> None:
     assert not any(p.requires_grad for p in result.module[0].parameters())  # type: ignore[index]
 
 
+class FreezesTheCallersModule(Hook):
+    def on_epoch_end(self, run: Run) -> None:
+        run.module[0].requires_grad_(run.state.epoch != 1)
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_a_hook_that_changes_the_callers_module_is_refused(data: Dataset, frozen: bool) -> None:
+    module = mlp()
+    module[0].requires_grad_(not frozen)  # type: ignore[index]
+    hook = FreezesTheCallersModule() if not frozen else Unfreezes()
+    with pytest.raises(
+        ConfigError, match=rf"requires_grad of '0.weight' became {frozen} while .*Unfreeze"
+    ) as e:
+        trainer(module, hooks=[hook], end_when=MaxIteration(12)).fit(data)
+    assert e.value.result.state.iteration == 4  # type: ignore[attr-defined]
+
+
+class Unfreezes(Hook):
+    def on_epoch_begin(self, run: Run) -> None:
+        if run.state.epoch == 1:
+            run.module[0].requires_grad_(True)
+
+
 # -- hooks ------------------------------------------------------------------------------------------
 
 

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from sparkdl.exceptions import ConfigError
 from sparkdl.train.hooks.base import Hook
 from sparkdl.train.leaving import note
 from sparkdl.train.run import Run
@@ -20,11 +21,30 @@ class HookCalls:
     def __init__(self, hooks: Sequence[Hook], run: Run) -> None:
         self._hooks = hooks
         self._run = run
+        self._trained = {name for name, p in run.module.named_parameters() if p.requires_grad}
 
     def call(self, method: str, *arguments: Any) -> None:
         """Call a method of all hooks; the first exception ends it."""
         for hook in self._hooks:
             getattr(hook, method)(self._run, *arguments)
+        if self._hooks and method == "on_epoch_begin":
+            self._check_module()
+
+    def _check_module(self) -> None:
+        """Check that nobody has frozen parameters of the caller's module, of which the run trains a copy.
+
+        Raises:
+            ConfigError: naming one.
+        """
+        known = {spec.name for spec in self._run.layout.params}
+        for name, p in self._run.module.named_parameters():
+            # Parameters of the layout that are frozen are not for a moment while the module is copied.
+            if p.requires_grad if name not in known else name in self._trained and not p.requires_grad:
+                raise ConfigError(
+                    f"requires_grad of {name!r} became {p.requires_grad} while the run goes on, which trains "
+                    "a copy of the module: it has no effect. Give hooks=[Freeze(pattern), Unfreeze(pattern, "
+                    "at_epoch=...)] of sparkdl.train, or call run.freeze(pattern) and run.unfreeze(pattern)",
+                )
 
     def tell(self, method: str, *arguments: Any) -> list[Exception]:
         """Call a method of all hooks at the end of the run; return what failed."""

@@ -106,6 +106,13 @@ def _tell_coupled(spec: FitSpec, replica: FlatModule, data: Dataset) -> str:
             "of their own rows, so the gradient is not that of the whole batch. Leave it out, or train with "
             "one partition (num_partitions=1) and no micro_batch_size"
         )
+    of_batches = [n for n, m in replica.module.named_modules() if isinstance(m, torch.nn.SyncBatchNorm)]
+    if of_batches:
+        return (
+            f"{of_batches[0] or 'the module'} is a SyncBatchNorm, which here is a BatchNorm: partitions and "
+            "micro-batches normalise by their own rows, and statistics are averaged. Take GroupNorm or "
+            "LayerNorm, or train with one partition (num_partitions=1) and no micro_batch_size"
+        )
     if is_known(spec.objective):
         return ""
     batch = BatchReader.of(data).batch(data.first_rows(_TRIED_ROWS))
