@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 from torch.nn import functional as nnf
 
+_NO_LABEL = torch.iinfo(torch.int64).min
+
 
 def cross_entropy(output: Tensor, label: Tensor) -> Tensor:
-    """Return the cross-entropy of each row, of one logit per class and the number of the class."""
-    return nnf.cross_entropy(output, label, reduction="none")
+    """Return the cross-entropy of each row, of one logit per class and the number of the class.
+
+    A label that is no class is an error: -100, too, which torch would pass over.
+    """
+    return nnf.cross_entropy(output, label, reduction="none", ignore_index=_NO_LABEL)
 
 
 def binary_cross_entropy(output: Tensor, label: Tensor) -> Tensor:

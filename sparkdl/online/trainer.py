@@ -18,7 +18,7 @@ from sparkdl import redaction
 from sparkdl.access import models_in
 from sparkdl.data.columns import ColumnLike, Columns
 from sparkdl.data.dataset import Dataset
-from sparkdl.data.schema import check_dataframe, plan_dataframe
+from sparkdl.data.schema import check_dataframe, is_frame, is_pandas, plan_dataframe
 from sparkdl.exceptions import ConfigError, DataError
 from sparkdl.online.absent import explained
 from sparkdl.online.commit import Commit, begun, continued, ledger_of
@@ -165,8 +165,7 @@ class OnlineTrainer:
         dataset = partial(Dataset.from_dataframe, features=features, label=label, weight=weight, **options)
 
         def batch(rows: DataFrame, number: int) -> None:
-            query = rows.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId")
-            self._learn(rows, dataset, number, query or "")
+            self._learn(rows, dataset, number, _query_of(rows))
 
         where = progress or join(self._store.root, "stream")
         if progress is None:
@@ -299,6 +298,7 @@ class OnlineTrainer:
             learned = False
             if ledger.has(stream, batch):
                 _log.info("batch %d was learned already", batch)
+                _run_through(given)
             else:
                 with dataset(given) as rows, explained(given, rows):
                     if learned := _has_rows(rows):
@@ -396,6 +396,25 @@ class OnlineTrainer:
     def _prune(self) -> None:
         pinned = self.publisher.versions() if self.publisher is not None else ()
         CheckpointFolder(self._commits).prune(self._keep, pinned)
+
+
+def _query_of(rows: DataFrame) -> str:
+    """Return the id of the query whose batch this is; empty for other rows."""
+    return rows.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId") or ""
+
+
+def _run_through(rows: Any) -> None:
+    """Run the plan of a batch that is passed over: with watermarks and state Spark's own commit needs that.
+
+    Without it the query fails when it commits the batch.
+    """
+    if (
+        is_frame(rows)
+        and not is_pandas(rows)
+        and models_in(rows.sparkSession).runs_batches
+        and _query_of(rows)
+    ):
+        rows.write.format("noop").mode("overwrite").save()
 
 
 def _has_rows(rows: Dataset) -> bool:

@@ -347,6 +347,8 @@ def test_labels_are_checked(spark, labels, message):
 def test_a_module_with_too_few_logits(spark):
     with pytest.raises(DataError, match="label column 'label' holds 2, but there are 2 classes"):
         TorchClassifier(module=nn.Linear(2, 2), maxIter=5).fit(points(spark))
+    with pytest.raises(DataError, match="label column 'label' holds -100.0"):  # which torch passes over
+        TorchClassifier(module=nn.Linear(2, 2), maxIter=5).fit(points(spark, (0.0, 1.0, -100.0)))
     with pytest.raises(ConfigError, match="it gives 1 logit, for 2 classes, but label column 'label' has 3"):
         TorchClassifier(module=nn.Linear(2, 1)).fit(points(spark))
     indexed = StringIndexer(inputCol="label", outputCol="index").fit(points(spark)).transform(points(spark))

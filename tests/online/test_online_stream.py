@@ -54,10 +54,10 @@ def trainer(*hooks: Hook) -> Trainer:
     )
 
 
-def write(folder: Path, number: int, rows: slice) -> None:
+def write(folder: Path, number: int, rows: slice, seconds: int = 0) -> None:
     """Put a file into a folder, complete at once, of a time of its own."""
     folder.mkdir(exist_ok=True)
-    table = pd.DataFrame({"x": list(X[rows]), "y": Y[rows]})
+    table = pd.DataFrame({"x": list(X[rows]), "y": Y[rows], "t": pd.Timestamp(seconds, unit="s", tz="UTC")})
     table.to_parquet(folder / f".{number}")
     os.utime(folder / f".{number}", (number, number))
     (folder / f".{number}").rename(folder / f"{number}.parquet")
@@ -99,6 +99,42 @@ def test_a_stream_that_dies_goes_on(spark: Any, tmp_path: Path) -> None:
         again.start(spark.readStream.schema(SCHEMA).parquet(str(tmp_path / "rows")), features="z")
     with pytest.raises(DataError, match="has an end"):
         again.start(spark.read.parquet(str(tmp_path / "rows" / "1.parquet")), features="x")
+
+
+@pytest.mark.slow
+@pytest.mark.jvm
+def test_what_spark_keeps_of_a_batch_that_is_passed_over(
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The program dies between the two commits: the watermark goes on, by which the last row is too late."""
+    before = spark.conf.get("spark.sql.shuffle.partitions")
+    for number, (first, seconds) in enumerate(((0, 10_000), (30, 11_000), (60, 11_001), (90, 10_500)), 1):
+        write(tmp_path / "rows", number, slice(first, first + 30), seconds)
+
+    def start(online: OnlineTrainer) -> Any:
+        rows = spark.readStream.schema(f"{SCHEMA}, t timestamp").option("maxFilesPerTrigger", 1)
+        kept = (
+            rows.parquet(str(tmp_path / "rows")).withWatermark("t", "10 seconds").dropDuplicates(["x", "t"])
+        )
+        return online.start(kept, features="x", label="y", trigger={"availableNow": True})
+
+    spark.conf.set("spark.sql.shuffle.partitions", "2")
+    try:
+        straight = OnlineTrainer(trainer(), tmp_path / "a")
+        assert start(straight).await_termination(300)
+        dies = OnlineTrainer(trainer(), tmp_path / "b")
+        monkeypatch.setattr(dies, "_publish_if_due", lambda ledger: 1 / 0 if ledger.batch == 1 else None)
+        with pytest.raises(Exception, match="division by zero"):
+            start(dies).await_termination()
+        again = OnlineTrainer(trainer(), tmp_path / "b")
+        assert [row["batch"] for row in again.history] == [0, 1]
+        assert start(again).await_termination(300)
+    finally:
+        spark.conf.set("spark.sql.shuffle.partitions", before)
+    assert (
+        sum(row["rows"] for row in straight.history) == 90
+    )  # a watermark counts from the batch after the next
+    assert again.history == straight.history
 
 
 @pytest.mark.jvm
