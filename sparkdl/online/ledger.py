@@ -37,9 +37,9 @@ class Ledger:
         """Completed iterations after the last batch."""
         return int(self.numbers[-1, 2]) if len(self.numbers) else 0
 
-    def has(self, stream: str, batch: int) -> bool:
-        """Return whether a batch was learned already."""
-        return batch <= (self.batch if stream == self.stream else self.others.get(stream, -1))
+    def last(self, stream: str) -> int:
+        """Return the number of a stream's last batch, -1 before the first."""
+        return self.batch if stream == self.stream else self.others.get(stream, -1)
 
     def elsewhere(self) -> Ledger:
         """Return the ledger of another folder that begins with the checkpoint, of which no batch is its own.

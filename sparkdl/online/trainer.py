@@ -191,7 +191,8 @@ class OnlineTrainer:
 
         Args:
             rows: the batch: a Dataset, or a DataFrame, with columns and options as of :meth:`start`.
-            batch: its number; later batches have larger ones.
+            batch: its number; later batches have larger ones. One with a smaller number than the last is
+                passed over, with a warning.
             stream: whose number it is.
             features: columns of a DataFrame.
             label: likewise.
@@ -296,8 +297,8 @@ class OnlineTrainer:
             point = self._point(newest)
             ledger = ledger_of(point) if newest is not None else ledger_of(point).elsewhere()
             learned = False
-            if ledger.has(stream, batch):
-                _log.info("batch %d was learned already", batch)
+            if batch <= (last := ledger.last(stream)):
+                _tell_passed_over(batch, last, stream)
                 _run_through(given)
             else:
                 with dataset(given) as rows, explained(given, rows):
@@ -396,6 +397,20 @@ class OnlineTrainer:
     def _prune(self) -> None:
         pinned = self.publisher.versions() if self.publisher is not None else ()
         CheckpointFolder(self._commits).prune(self._keep, pinned)
+
+
+def _tell_passed_over(batch: int, last: int, stream: str) -> None:
+    """Say that a batch is not learned; a query whose program has died brings its last one again, no other."""
+    if batch == last:
+        _log.info("batch %d was learned already", batch)
+        return
+    _log.warning(
+        "batch %d of stream %r is not learned: batch %d of it was, and later batches have larger numbers. A "
+        "query with a new checkpointLocation counts from 0 again: give learn() another stream= for it",
+        batch,
+        stream,
+        last,
+    )
 
 
 def _query_of(rows: DataFrame) -> str:

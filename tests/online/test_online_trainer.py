@@ -89,6 +89,24 @@ def test_it_is_torch_batch_by_batch(spark: Any, tmp_path: Path) -> None:
     assert online.scores(1)["multiclass_accuracy"] == pytest.approx(scores[-1])
 
 
+def test_a_stream_that_counts_from_zero_again_is_told(
+    spark: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    online = OnlineTrainer(plain(), tmp_path)
+    for number, learned in [(0, True), (1, True), (1, False)]:  # the last one comes again after a crash
+        with rows(number, "plain", spark) as data:
+            assert online.learn(data, number) == learned
+    assert not [record for record in caplog.records if "not learned" in record.getMessage()]
+    with rows(2, "plain", spark) as data:
+        assert not online.learn(data, 0)
+    (told,) = [record.getMessage() for record in caplog.records if "not learned" in record.getMessage()]
+    assert "batch 0 of stream '' is not learned: batch 1 of it was" in told
+    assert "stream=" in told
+    with rows(2, "plain", spark) as data:
+        assert online.learn(data, 0, stream="anew")
+    assert [row["batch"] for row in online.history] == [0, 1, 0]
+
+
 class Crash(BaseException):
     """The program dies: nothing catches this."""
 
