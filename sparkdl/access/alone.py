@@ -27,21 +27,13 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class LazyFrames:
-    """Frames of each partition, made when they are read.
+    """Frames of each partition, made when they are read."""
 
-    Attributes:
-        partitions: how many.
-        make: makes those of a partition.
-        persisted: whether they stay once they are made.
-        parent: the frames of which a stage makes them, if one does.
-        blocks: those that stay.
-    """
-
-    partitions: int
-    make: Callable[[int], Iterable[bytes | Parts]]
-    parent: LazyFrames | None = None
-    persisted: bool = False
-    blocks: dict[int, list[bytes]] = field(default_factory=dict)
+    partitions: int  # how many
+    make: Callable[[int], Iterable[bytes | Parts]]  # makes those of a partition
+    parent: LazyFrames | None = None  # the frames of which a stage makes them, if one does
+    persisted: bool = False  # whether they stay once they are made
+    blocks: dict[int, list[bytes]] = field(default_factory=dict)  # those that stay
 
     def read(self, partition: int) -> list[bytes]:
         """Return those of a partition."""
@@ -99,15 +91,11 @@ class CalledChain:
 
 @dataclass(frozen=True, slots=True)
 class AloneAccess(WithoutRdds):
-    """This process as a cluster of one; see :class:`sparkdl.access.base.Access`.
+    """This process as a cluster of one; see :class:`sparkdl.access.base.Access`."""
 
-    Attributes:
-        confs: of the session that there is not, by name; others have their default.
-        longest_chain: how many steps may be one chain of stages.
-    """
-
+    # of the session that there is not, by name; others have their default
     confs: Mapping[str, str] = field(default_factory=dict)
-    longest_chain: int = 1000
+    longest_chain: int = 1000  # how many steps may be one chain of stages
 
     @property
     def moves_tasks(self) -> bool:

@@ -38,15 +38,10 @@ Persisted = Any
 
 @dataclass(frozen=True, slots=True)
 class BytesRef:
-    """Bytes that the driver has sent: inside the task itself, or by a Spark broadcast.
+    """Bytes that the driver has sent: inside the task itself, or by a Spark broadcast."""
 
-    Attributes:
-        inline: the bytes, or ``None`` if they are broadcast.
-        broadcast_id: id of the broadcast, -1 if they are inline.
-    """
-
-    inline: Packed | None
-    broadcast_id: int = -1
+    inline: Packed | None  # the bytes, or ``None`` if they are broadcast
+    broadcast_id: int = -1  # id of the broadcast, -1 if they are inline
 
     def read(self, *, once: bool = False) -> Any:
         """Return the bytes; called in tasks.
@@ -59,17 +54,11 @@ class BytesRef:
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """Bytes that tasks can read.
+    """Bytes that tasks can read."""
 
-    Attributes:
-        ref: by which a task finds them.
-        broadcast: the PySpark broadcast behind it, if any.
-        delete: deletes what else is behind it.
-    """
-
-    ref: BytesRef
-    broadcast: Any = None
-    delete: Callable[[], None] | None = None
+    ref: BytesRef  # by which a task finds them
+    broadcast: Any = None  # the PySpark broadcast behind it, if any
+    delete: Callable[[], None] | None = None  # deletes what else is behind it
 
     @property
     def broadcasts(self) -> list[Any]:

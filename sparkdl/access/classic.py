@@ -40,21 +40,13 @@ _LOCALITY = "spark.shuffle.reduceLocality.enabled"
 
 @dataclass(frozen=True, slots=True)
 class ClassicAccess:
-    """See :class:`sparkdl.access.base.Access`.
+    """See :class:`sparkdl.access.base.Access`."""
 
-    Attributes:
-        jobs: jobs over RDDs of frames.
-        spark: the session, where something needs one.
-        longest_chain: a job of more stages saves nothing more, and takes longer to undo.
-        has_sync: an iteration may be the two sides of a shuffle.
-        tells_executors: Spark's driver knows them.
-    """
-
-    jobs: FrameJobs
-    spark: SparkSession
-    longest_chain: int = 50
-    has_sync: ClassVar[bool] = True
-    tells_executors: ClassVar[bool] = True
+    jobs: FrameJobs  # over RDDs of frames
+    spark: SparkSession  # the session, where something needs one
+    longest_chain: int = 50  # a job of more stages saves nothing more, and takes longer to undo
+    has_sync: ClassVar[bool] = True  # an iteration may be the two sides of a shuffle
+    tells_executors: ClassVar[bool] = True  # Spark's driver knows them
 
     @classmethod
     def of(cls, spark: SparkSession) -> ClassicAccess:

@@ -76,24 +76,17 @@ def heap_of(memory: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class InPieces:
-    """A task whose frames arrive and leave in pieces.
-
-    Attributes:
-        task: the task.
-        token: whether the first frame that arrives is a partition's token, which is whole.
-        keyed: whether frames leave in turn with their keys.
-        pieces: in a chain, number of pieces of the first frame that the task sends to a partition, however
-            long that is: as many frames arrive as are expected. The second one is sent as it is. Otherwise 0:
-            each frame is sent in as many pieces as it has.
-        blocks: in a chain, number of a shuffle's blocks in which the pieces for a partition lie.
-        in_files: whether large frames that arrive are in files, mapped to memory, and not in memory.
-    """
+    """A task whose frames arrive and leave in pieces."""
 
     task: ChainTask
-    token: bool = True
-    keyed: bool = True
+    token: bool = True  # whether the first frame that arrives is a partition's token, which is whole
+    keyed: bool = True  # whether frames leave in turn with their keys
+    # in a chain, number of pieces of the first frame that the task sends to a partition, however long that
+    # is: as many frames arrive as are expected. The second one is sent as it is. Otherwise 0: each frame is
+    # sent in as many pieces as it has.
     pieces: int = 0
-    blocks: int = 1
+    blocks: int = 1  # in a chain, number of a shuffle's blocks in which the pieces for a partition lie
+    # whether large frames that arrive are in files, mapped to memory, and not in memory
     in_files: bool = False
 
     def __call__(self, partition: int, frames: Iterator[bytes]) -> Iterable[bytes | Parts]:
@@ -107,17 +100,11 @@ class InPieces:
 
 @dataclass(frozen=True, slots=True)
 class InRounds:
-    """A task that passes pieces on as they arrive, some of them: the driver asks for the others later.
+    """A task that passes pieces on as they arrive, some of them: the driver asks for the others later."""
 
-    Attributes:
-        wanted: whether the frames of a kind are passed on.
-        first: number of the first piece of these that is sent.
-        stop: one past the last one.
-    """
-
-    wanted: Callable[[str], bool]
-    first: int
-    stop: int
+    wanted: Callable[[str], bool]  # whether the frames of a kind are passed on
+    first: int  # number of the first piece of these that is sent
+    stop: int  # one past the last one
 
     def __call__(self, _: int, pieces: Iterator[bytes]) -> Iterator[bytes]:
         """Yield them, and whether there are more."""
@@ -142,15 +129,10 @@ class InRounds:
 
 @dataclass(frozen=True, slots=True)
 class MadeInRounds:
-    """A task over frames that have stayed, some pieces of whose frames are sent.
+    """A task over frames that have stayed, some pieces of whose frames are sent."""
 
-    Attributes:
-        task: makes frames of frames, the same ones each time.
-        rounds: which pieces.
-    """
-
-    task: ChainTask
-    rounds: InRounds
+    task: ChainTask  # makes frames of frames, the same ones each time
+    rounds: InRounds  # which pieces
 
     def __call__(self, partition: int, pieces: Iterator[bytes]) -> Iterator[bytes]:
         """Yield the pieces."""

@@ -113,30 +113,20 @@ class _Pad:
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """A task that has several ranks.
+    """A task that has several ranks."""
 
-    Attributes:
-        executor: id of the executor where it is to run, if that is there.
-        tokens: the tokens of their partitions.
-    """
-
-    executor: str
-    tokens: Sequence[bytes]
+    executor: str  # id of the executor where it is to run, if that is there
+    tokens: Sequence[bytes]  # the tokens of their partitions
 
 
 @dataclass(frozen=True, slots=True)
 class Gathered:
-    """A task over the tokens of several ranks, whose frames leave in pieces.
-
-    Attributes:
-        task: the task.
-        tokens: what each task gets, in place of frames.
-        by_rank: whether what leaves goes to the partition of its rank, for :class:`AtHome`;
-            frames for the driver go along with the first one's.
-    """
+    """A task over the tokens of several ranks, whose frames leave in pieces."""
 
     task: ChainTask
-    tokens: Sequence[Sequence[bytes]]
+    tokens: Sequence[Sequence[bytes]]  # what each task gets, in place of frames
+    # whether what leaves goes to the partition of its rank, for :class:`AtHome`; frames for the driver go
+    # along with the first one's
     by_rank: bool
 
     def __call__(self, partition: int, frames: Iterator[bytes]) -> Iterable[bytes | Parts]:

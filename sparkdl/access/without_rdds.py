@@ -15,17 +15,12 @@ T = TypeVar("T")
 
 
 class WithoutRdds:
-    """Part of :class:`sparkdl.access.base.Access`.
-
-    Attributes:
-        has_sync: an iteration cannot be jobs of its own.
-        tells_executors: executors come and go without a word.
-    """
+    """Part of :class:`sparkdl.access.base.Access`."""
 
     __slots__ = ()
 
-    has_sync: ClassVar[bool] = False
-    tells_executors: ClassVar[bool] = False
+    has_sync: ClassVar[bool] = False  # an iteration cannot be jobs of its own
+    tells_executors: ClassVar[bool] = False  # executors come and go without a word
 
     def ask_for_executors(self, total: int) -> bool:
         """Return that nobody takes such wishes."""

@@ -72,36 +72,22 @@ _LOCALITY = "spark.shuffle.reduceLocality.enabled"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """What a fit asks of the exchange.
+    """What a fit asks of the exchange."""
 
-    Attributes:
-        exchange: which one the user wants.
-        layout: layout of the flat vectors.
-        reductions: sums over all shards that an update needs.
-        stateful: whether the optimizer keeps state, or weights are averaged.
-        averaging: whether weights are averaged.
-        tables: parameters with row-sparse gradients, whose optimizer leaves other rows as they are, if
-            nothing else changes all weights in each step.
-        weights_codec: how weights travel from the owners of shards.
-        num_shards: number of parameter-sync tasks; ``None`` to choose it.
-        stragglers: whether slow tasks may leave rows out.
-        transport: how messages are to travel within a group.
-        keyed: names of embedding variables.
-        elastic: whether there may be more partitions later.
-    """
-
-    exchange: Exchange
-    layout: ParamLayout
-    reductions: int
-    stateful: bool
-    averaging: bool
+    exchange: Exchange  # which one the user wants
+    layout: ParamLayout  # of the flat vectors
+    reductions: int  # sums over all shards that an update needs
+    stateful: bool  # whether the optimizer keeps state, or weights are averaged
+    averaging: bool  # whether weights are averaged
+    # parameters with row-sparse gradients, whose optimizer leaves other rows as they are, if nothing else
+    # changes all weights in each step
     tables: tuple[int, ...]
-    weights_codec: Cast
-    num_shards: int | None
-    stragglers: bool
-    transport: TransportName = "auto"
-    keyed: tuple[str, ...] = ()
-    elastic: bool = False
+    weights_codec: Cast  # how weights travel from the owners of shards
+    num_shards: int | None  # number of parameter-sync tasks; ``None`` to choose it
+    stragglers: bool  # whether slow tasks may leave rows out
+    transport: TransportName = "auto"  # how messages are to travel within a group
+    keyed: tuple[str, ...] = ()  # names of embedding variables
+    elastic: bool = False  # whether there may be more partitions later
 
     @property
     def suits_rows(self) -> bool:

@@ -42,15 +42,10 @@ from sparkdl.wire.frame import Array, Frame
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """How the engine exchanges over one partition store.
+    """How the engine exchanges over one partition store."""
 
-    Attributes:
-        plan: how gradients become weights.
-        transport: how the plan's messages travel.
-    """
-
-    plan: Plan
-    transport: Transport
+    plan: Plan  # how gradients become weights
+    transport: Transport  # how the plan's messages travel
 
 
 class Engine:

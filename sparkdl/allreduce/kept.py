@@ -22,17 +22,11 @@ Kept = list[list[bytes]]
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Weights and buffers of one moment, as read-only flat vectors.
+    """Weights and buffers of one moment, as read-only flat vectors."""
 
-    Attributes:
-        params: trainable parameters, in the order of the layout.
-        buffers: floating-point buffers.
-        counters: integer and boolean buffers.
-    """
-
-    params: Array
-    buffers: Array
-    counters: Array
+    params: Array  # trainable parameters, in the order of the layout
+    buffers: Array  # floating-point buffers
+    counters: Array  # integer and boolean buffers
 
 
 def is_of_rows(data: Buffer) -> bool:

@@ -17,35 +17,23 @@ from sparkdl.wire.frame import Array
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What one iteration reports.
+    """What one iteration reports."""
 
-    Attributes:
-        samples: rows of the global batch, without those that were left out.
-        dropped: rows that slow tasks left out.
-        taken: rows that were not left out, by partition that left out some.
-        lost: partitions that began with a fresh state of their own because it was lost.
-        seconds: its share of the time that its jobs took.
-        direct: whether its tasks exchanged directly.
-        loss: their mean loss; NaN if all of them have weight zero.
-        extras: further scalars that a training step returned, as means.
-        phases: its share of the seconds of its group by phase; they add up to ``seconds``.
-        bytes: bytes by kind.
-        tasks: one dict per task, and one for the driver: kind, place, start, seconds, phases.
-        gradient: the combined gradient before clipping, if it was asked for.
-    """
-
-    samples: int
-    loss: float
-    phases: dict[str, float]
-    bytes: dict[str, int]
+    samples: int  # rows of the global batch, without those that were left out
+    loss: float  # their mean loss; NaN if all of them have weight zero
+    phases: dict[str, float]  # its share of the seconds of its group by phase; they add up to ``seconds``
+    bytes: dict[str, int]  # bytes by kind
+    # further scalars that a training step returned, as means
     extras: dict[str, float] = field(default_factory=dict)
+    # one dict per task, and one for the driver: kind, place, start, seconds, phases
     tasks: list[dict[str, Any]] = field(default_factory=list)
-    gradient: Array | None = None
-    dropped: int = 0
+    gradient: Array | None = None  # the combined gradient before clipping, if it was asked for
+    dropped: int = 0  # rows that slow tasks left out
+    # rows that were not left out, by partition that left out some
     taken: Mapping[int, int] = field(default_factory=dict)
-    lost: int = 0
-    seconds: float = 0.0
-    direct: bool = False
+    lost: int = 0  # partitions that began with a fresh state of their own because it was lost
+    seconds: float = 0.0  # its share of the time that its jobs took
+    direct: bool = False  # whether its tasks exchanged directly
 
     @property
     def gradient_seconds(self) -> list[float]:

@@ -23,17 +23,11 @@ from sparkdl.wire.pieces import cut, joined, joined_by_source
 
 @dataclass(frozen=True, slots=True)
 class PersistedShards:
-    """Reads the shards' state, and gives it back.
+    """Reads the shards' state, and gives it back."""
 
-    Attributes:
-        access: the cluster.
-        shards: number of shards.
-        shard_bytes: how long a shard of the weights is, about.
-    """
-
-    access: Access
-    shards: int
-    shard_bytes: int
+    access: Access  # the cluster
+    shards: int  # how many
+    shard_bytes: int  # how long a shard of the weights is, about
 
     def fetch(self, persisted: Persisted | None, *, rows: bool = True) -> Kept:
         """Copy the state of the shards, but for their weights, to the driver."""

@@ -34,37 +34,24 @@ from sparkdl.wire.touched_rows import Indices, TouchedRows, nonzero_rows
 
 @dataclass(frozen=True, slots=True)
 class Directives:
-    """The driver's instructions for the update of a step.
+    """The driver's instructions for the update of a step."""
 
-    Attributes:
-        hyper: per parameter group, hyper-parameters that replace the optimizer's own.
-        average: weight of the new weights in their average; 0 leaves the average unchanged.
-        gradient: whether the driver wants the combined gradient.
-    """
-
+    # per parameter group, hyper-parameters that replace the optimizer's own
     hyper: tuple[Mapping[str, Any], ...] = ()
-    average: float = 0.0
-    gradient: bool = False
+    average: float = 0.0  # weight of the new weights in their average; 0 leaves the average unchanged
+    gradient: bool = False  # whether the driver wants the combined gradient
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Everything that defines a step, so that it can run again.
+    """Everything that defines a step, so that it can run again."""
 
-    Attributes:
-        place: where it is in its epoch.
-        iteration: completed iterations before it.
-        directives: instructions for its update.
-        frozen: parameters of the layout that are not trained.
-        allowance: what slow tasks may leave out; ``None`` for nothing.
-        inner: the steps that each partition takes by itself; ``None`` if it contributes its gradient.
-    """
-
-    place: Place
-    iteration: int
-    directives: Directives = field(default_factory=Directives)
-    frozen: tuple[int, ...] = ()
-    allowance: Allowance | None = None
+    place: Place  # where it is in its epoch
+    iteration: int  # completed iterations before it
+    directives: Directives = field(default_factory=Directives)  # instructions for its update
+    frozen: tuple[int, ...] = ()  # parameters of the layout that are not trained
+    allowance: Allowance | None = None  # what slow tasks may leave out; ``None`` for nothing
+    # the steps that each partition takes by itself; ``None`` if it contributes its gradient
     inner: InnerSteps | None = None
 
     def same_as(self, other: Step) -> bool:
@@ -101,24 +88,15 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Participant:
-    """A rank, where its phase runs.
+    """A rank, where its phase runs."""
 
-    Attributes:
-        rank: its number.
-        ranks: how many there are.
-        worker: what this process keeps of the fit; ``worker.files`` is what earlier phases have left on
-            this executor.
-        clock: times the phase.
-        token: where the partition's rows are.
-        stays: whether the rank stays in this process until the group has ended.
-    """
-
-    rank: int
-    ranks: int
+    rank: int  # its number
+    ranks: int  # how many there are
+    # what this process keeps of the fit; ``worker.files`` is what earlier phases have left on this executor
     worker: Worker
-    clock: Stopwatch
-    token: Token | None = None
-    stays: bool = False
+    clock: Stopwatch  # times the phase
+    token: Token | None = None  # where the partition's rows are
+    stays: bool = False  # whether the rank stays in this process until the group has ended
 
     def contribute(
         self, forward: ForwardBackward, weights: Callable[[], Mapping[str, Weights]]
@@ -189,17 +167,11 @@ class ToOthers:
 
 @dataclass(frozen=True, slots=True)
 class ToSelf:
-    """Messages to this rank's next phase, which stay on its executor if they can.
+    """Messages to this rank's next phase, which stay on its executor if they can."""
 
-    Attributes:
-        name: under which later phases on this executor find them, too.
-        messages: the messages; their arrays must not change afterwards.
-        lent: whether their memory is the module replica's, for the next gradient.
-    """
-
-    name: str
-    messages: Sequence[Message]
-    lent: bool = False
+    name: str  # under which later phases on this executor find them, too
+    messages: Sequence[Message]  # their arrays must not change afterwards
+    lent: bool = False  # whether their memory is the module replica's, for the next gradient
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,29 +206,17 @@ class Phase(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanTraits:
-    """What engine, transports and loop need to know of a plan.
+    """What engine, transports and loop need to know of a plan."""
 
-    Attributes:
-        shards: in how many shards weights and optimizer state are persisted.
-        message_bytes: bytes of the larger message that a rank sends another one, about.
-        shard_bytes: bytes of what stays with a shard, about.
-        weights_bytes: bytes of weights that each executor receives in a step.
-        group_seconds: how long a group of iterations should take, if it may be of any size.
-        longest_group: how many iterations may be one group, at most.
-        keeps: whether anything stays with the shards between groups.
-        keeps_rows: whether rows of embedding variables are among what stays with the shards.
-        leaves_model: whether the executors have the model after a group, too, and the next one may start
-            from there.
-    """
-
-    shards: int
-    message_bytes: int
-    shard_bytes: int
-    weights_bytes: int
-    group_seconds: float
-    longest_group: int
-    keeps: bool
-    keeps_rows: bool = False
+    shards: int  # in how many shards weights and optimizer state are persisted
+    message_bytes: int  # bytes of the larger message that a rank sends another one, about
+    shard_bytes: int  # bytes of what stays with a shard, about
+    weights_bytes: int  # bytes of weights that each executor receives in a step
+    group_seconds: float  # how long a group of iterations should take, if it may be of any size
+    longest_group: int  # how many iterations may be one group, at most
+    keeps: bool  # whether anything stays with the shards between groups
+    keeps_rows: bool = False  # whether rows of embedding variables are among what stays with the shards
+    # whether the executors have the model after a group, too, and the next one may start from there
     leaves_model: bool
 
     @property

@@ -36,35 +36,24 @@ class Sent(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """What Spark keeps of a group.
+    """What Spark keeps of a group."""
 
-    Attributes:
-        persisted: the cluster's handle.
-        iteration: completed iterations then.
-        named: what the tasks that made it name; needed as long as it is, for Spark ships those tasks'
-            description with every job that reads what they have made.
-    """
-
-    persisted: Persisted
-    iteration: int
+    persisted: Persisted  # the cluster's handle
+    iteration: int  # completed iterations then
+    # what the tasks that made it name; needed as long as it is, for Spark ships those tasks' description with
+    # every job that reads what they have made
     named: tuple[Sent, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class RowLayers:
-    """The layers below what a model keeps itself.
+    """The layers below what a model keeps itself."""
 
-    Attributes:
-        below: the oldest first, which has all rows; none if the model's own layer has them.
-        iteration: completed iterations of the model's own layer; 0 if it is of no group.
-        changed: entries of all changes, at most.
-        entries: entries of the tables then.
-    """
-
+    # the oldest first, which has all rows; none if the model's own layer has them
     below: tuple[Layer, ...] = ()
-    iteration: int = 0
-    changed: float = 0.0
-    entries: float = 0.0
+    iteration: int = 0  # completed iterations of the model's own layer; 0 if it is of no group
+    changed: float = 0.0  # entries of all changes, at most
+    entries: float = 0.0  # entries of the tables then
 
     @property
     def is_full(self) -> bool:

@@ -217,19 +217,14 @@ class WriteShard:
     """Task that writes the file of the shard that it owns.
 
     A second attempt writes the same bytes, so it does not matter which of the two is last.
-
-    Attributes:
-        folder: folder, or its URL, that all executors reach.
-        count: number of shards.
-        since: of rows of embedding variables only those that have changed since so many completed
-            iterations; 0 for all.
-        layer: number of the layer, counted from the newest; see :meth:`Engine.run_on_persisted`.
     """
 
-    folder: str
-    count: int
+    folder: str  # folder, or its URL, that all executors reach
+    count: int  # number of shards
+    # of rows of embedding variables only those that have changed since so many completed iterations; 0 for
+    # all
     since: int = 0
-    layer: int = 0
+    layer: int = 0  # number of the layer, counted from the newest; see :meth:`Engine.run_on_persisted`
 
     def __call__(self, index: int, frames: Iterator[Buffer]) -> Iterator[Parts]:
         """Yield the file's name and checksum."""

@@ -86,28 +86,20 @@ class Weights:
 
 @dataclass(frozen=True, slots=True)
 class ModelState:
-    """What one group of iterations leaves for the next.
+    """What one group of iterations leaves for the next."""
 
-    Attributes:
-        weights: weights and buffers.
-        persisted: what Spark keeps for each shard: the optimizer's state and
-            the averaged weights, and the weights where the driver does not have them; ``None`` before the
-            first iteration, and always if there is nothing.
-        outdated: the weights before these, which the tasks that made ``persisted`` name.
-        average_buffers: averaged floating-point buffers, if weights are averaged.
-        version: the model's version on the executors that made it; ``None`` if they have no copy.
-        made_of: the version that its group started from.
-        seed: optimizer state before these weights, as the driver sent it to the same tasks.
-        layers: rows of embedding variables that ``persisted`` does not have, since they have not changed.
-    """
-
-    weights: Weights
+    weights: Weights  # weights and buffers
+    # what Spark keeps for each shard: the optimizer's state and the averaged weights, and the weights where
+    # the driver does not have them; ``None`` before the first iteration, and always if there is nothing
     persisted: Persisted | None = None
-    outdated: Weights | None = None
-    average_buffers: Array | None = None
+    outdated: Weights | None = None  # the weights before these, which the tasks that made ``persisted`` name
+    average_buffers: Array | None = None  # averaged floating-point buffers, if weights are averaged
+    # the model's version on the executors that made it; ``None`` if they have no copy
     version: ModelVersion | None = None
-    made_of: ModelVersion | None = None
+    made_of: ModelVersion | None = None  # the version that its group started from
+    # optimizer state before these weights, as the driver sent it to the same tasks
     seed: Sequence[Published] = ()
+    # rows of embedding variables that ``persisted`` does not have, since they have not changed
     layers: RowLayers = field(default_factory=RowLayers)
 
     @property

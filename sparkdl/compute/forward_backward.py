@@ -41,50 +41,31 @@ from sparkdl.wire.held import Held
 
 @dataclass(frozen=True, slots=True)
 class Contribution:
-    """The contribution of a partition to a step.
+    """The contribution of a partition to a step."""
 
-    Attributes:
-        loss: loss, weight and rows of its share of the global batch.
-        gradient: its gradient; ``None`` without rows, if all have weight zero, or if no label counts.
-        buffers: the buffers that the forward pass has changed, by kind.
-        before: the partition's own state before the step, by kind.
-        kept: the partition's own state after the step, without the residual.
-        lost: whether its own state was lost, so that it began with a fresh one.
-        other: whether its rows have other values than in the first build.
-    """
-
-    loss: BatchLoss
-    gradient: Gradient | None = None
-    buffers: Mapping[str, Array] | None = None
-    before: Mapping[str, Held[Frame]] | None = None
-    kept: Sequence[Parts] = ()
-    lost: bool = False
-    other: bool = False
+    loss: BatchLoss  # loss, weight and rows of its share of the global batch
+    gradient: Gradient | None = None  # ``None`` without rows, if all have weight zero, or if no label counts
+    buffers: Mapping[str, Array] | None = None  # the buffers that the forward pass has changed, by kind
+    before: Mapping[str, Held[Frame]] | None = None  # the partition's own state before the step, by kind
+    kept: Sequence[Parts] = ()  # the partition's own state after the step, without the residual
+    lost: bool = False  # whether its own state was lost, so that it began with a fresh one
+    other: bool = False  # whether its rows have other values than in the first build
 
 
 @dataclass(frozen=True, slots=True)
 class ForwardBackward:
-    """Forward and backward pass over a partition's rows of one iteration.
+    """Forward and backward pass over a partition's rows of one iteration."""
 
-    Attributes:
-        place: the iteration's place in its epoch.
-        iteration: completed iterations.
-        manifest: checksums of the partitions' first build.
-        frozen: parameters of the layout that are not trained now.
-        allowance: what tasks may leave out; ``None`` for nothing.
-        inner: the steps that a partition takes by itself; ``None`` if it contributes its gradient.
-        since: iteration from which on this one may have to run again.
-        tells: whether an error of the module is sent as a problem; otherwise it is raised, and Spark tries
-            the task again.
-    """
-
-    place: Place
-    iteration: int
-    manifest: Manifest
-    frozen: tuple[int, ...] = ()
-    allowance: Allowance | None = None
+    place: Place  # the iteration's place in its epoch
+    iteration: int  # completed iterations
+    manifest: Manifest  # checksums of the partitions' first build
+    frozen: tuple[int, ...] = ()  # parameters of the layout that are not trained now
+    allowance: Allowance | None = None  # what tasks may leave out; ``None`` for nothing
+    # the steps that a partition takes by itself; ``None`` if it contributes its gradient
     inner: InnerSteps | None = None
-    since: int = 0
+    since: int = 0  # iteration from which on this one may have to run again
+    # whether an error of the module is sent as a problem; otherwise it is raised, and Spark tries the task
+    # again
     tells: bool = False
 
     def __call__(

@@ -38,27 +38,16 @@ _MOST_SLOTS = 32
 
 @dataclass(frozen=True, slots=True)
 class WeightChange:
-    """What an iteration has changed.
+    """What an iteration has changed."""
 
-    Attributes:
-        rows: the elements that are given.
-        params: their new values, packed; ``None`` where they were updated in place.
-        buffers: new floating-point buffers.
-        counters: new integer and boolean buffers.
-        optimizer: the optimizer of these elements, with its state.
-        average: averaged weights, if there are any.
-        reports: reports of the group's iterations so far, in their order, as JSON.
-        gradient: its combined gradient, if the driver wants it.
-    """
-
-    rows: TouchedRows
-    params: Array | None
-    buffers: Array
-    counters: Array
-    optimizer: ShardOptimizer
-    average: torch.Tensor | None
-    reports: Sequence[bytes]
-    gradient: Array | None = None
+    rows: TouchedRows  # the elements that are given
+    params: Array | None  # their new values, packed; ``None`` where they were updated in place
+    buffers: Array  # new floating-point buffers
+    counters: Array  # new integer and boolean buffers
+    optimizer: ShardOptimizer  # the optimizer of these elements, with its state
+    average: torch.Tensor | None  # averaged weights, if there are any
+    reports: Sequence[bytes]  # reports of the group's iterations so far, in their order, as JSON
+    gradient: Array | None = None  # its combined gradient, if the driver wants it
 
     @property
     def whole(self) -> bool:

@@ -30,14 +30,10 @@ from sparkdl.wire.layout import ParamLayout
 
 @dataclass(frozen=True, slots=True)
 class InnerSteps:
-    """The driver's instructions for the partitions' own steps in one iteration.
+    """The driver's instructions for the partitions' own steps in one iteration."""
 
-    Attributes:
-        count: how many steps.
-        hyper: per parameter group, hyper-parameters that replace the inner optimizer's own.
-    """
-
-    count: int
+    count: int  # how many steps
+    # per parameter group, hyper-parameters that replace the inner optimizer's own
     hyper: tuple[Mapping[str, Any], ...] = ()
 
     def shares(self, rows: int) -> Iterator[slice]:
@@ -50,34 +46,21 @@ class InnerSteps:
 
 @dataclass(frozen=True, slots=True)
 class InnerRule:
-    """How a partition's own steps follow from its gradients.
+    """How a partition's own steps follow from its gradients."""
 
-    Attributes:
-        rule: regularisers, clipping and optimizer.
-        layout: layout of the flat vectors, with this optimizer's parameter groups.
-        stateful: whether the optimizer keeps state between steps.
-    """
-
-    rule: UpdateRule
-    layout: ParamLayout
-    stateful: bool
+    rule: UpdateRule  # regularisers, clipping and optimizer
+    layout: ParamLayout  # of the flat vectors, with this optimizer's parameter groups
+    stateful: bool  # whether the optimizer keeps state between steps
 
 
 @dataclass(frozen=True, slots=True)
 class Went:
-    """Where a partition's own steps have led.
+    """Where a partition's own steps have led."""
 
-    Attributes:
-        loss: mean loss, weight and rows over all steps.
-        way: weights before minus weights after, shape (n,).
-        used: per parameter of the layout, whether any step had a gradient of it.
-        state: frame of the inner optimizer's state.
-    """
-
-    loss: BatchLoss
-    way: torch.Tensor
-    used: NDArray[np.bool_]
-    state: Parts
+    loss: BatchLoss  # mean loss, weight and rows over all steps
+    way: torch.Tensor  # weights before minus weights after, shape (n,)
+    used: NDArray[np.bool_]  # per parameter of the layout, whether any step had a gradient of it
+    state: Parts  # frame of the inner optimizer's state
 
 
 def take_steps(

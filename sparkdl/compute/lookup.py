@@ -38,15 +38,10 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class RowGradient:
-    """The gradient of rows.
+    """The gradient of rows."""
 
-    Attributes:
-        ids: ascending.
-        values: shape (ids, width).
-    """
-
-    ids: Ids
-    values: Array
+    ids: Ids  # ascending
+    values: Array  # shape (ids, width)
 
 
 def ask(forward: ForwardBackward, worker: Worker, token: Token) -> Mapping[str, Asked]:
@@ -78,12 +73,9 @@ def _counted(parts: Sequence[Ids]) -> Asked:
 
 @dataclass(slots=True)
 class Lent:
-    """Rows that are in a module for one iteration.
+    """Rows that are in a module for one iteration."""
 
-    Attributes:
-        leaves: by table, the ids that have a row, and the rows.
-    """
-
+    # by table, the ids that have a row, and the rows
     leaves: dict[str, tuple[Ids, torch.Tensor]] = field(default_factory=dict)
 
     def gradients(self) -> Mapping[str, RowGradient]:

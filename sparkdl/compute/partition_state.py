@@ -25,19 +25,12 @@ FOLDER = "partitions"
 
 @dataclass(frozen=True, slots=True)
 class PartitionState:
-    """Reads and writes the state of one partition in one iteration.
+    """Reads and writes the state of one partition in one iteration."""
 
-    Attributes:
-        files: where the files are.
-        partition: the partition.
-        iteration: completed iterations.
-        since: first iteration that may have to run again.
-    """
-
-    files: LocalStore
+    files: LocalStore  # where the files are
     partition: int
-    iteration: int
-    since: int
+    iteration: int  # completed iterations
+    since: int  # first iteration that may have to run again
 
     def take(self) -> Mapping[str, Held[Frame]] | None:
         """Return the frames of the iteration before, by kind; ``None`` if there are none.

@@ -26,22 +26,14 @@ class MissingPartition:
 
 @dataclass(frozen=True, slots=True)
 class ChangedPartition:
-    """A partition was built again and has other rows: its source has changed.
-
-    Attributes:
-        iteration: completed iterations before the step.
-        partition: the partition.
-        rows: rows that it has now.
-        expected: rows that it had.
-        reason: why it cannot be built again; empty if it was.
-    """
+    """A partition was built again and has other rows: its source has changed."""
 
     kind: ClassVar[str] = "changed"
-    iteration: int
+    iteration: int  # completed iterations before the step
     partition: int
-    rows: int
-    expected: int
-    reason: str
+    rows: int  # rows that it has now
+    expected: int  # rows that it had
+    reason: str  # why it cannot be built again; empty if it was
 
     def error(self, where: str) -> DataError:
         """Return the error that the user sees."""
@@ -59,40 +51,25 @@ class LackingState:
 
 @dataclass(frozen=True, slots=True)
 class LostPeer:
-    """A rank could not be reached by another one, or did not answer.
-
-    Attributes:
-        iteration: completed iterations before the group.
-        partition: the rank.
-        reason: what was seen.
-        begun: whether the group had begun, so that what it started from may be overwritten.
-        gone: whether every process that might have run it was gone, rather than late.
-    """
+    """A rank could not be reached by another one, or did not answer."""
 
     kind: ClassVar[str] = "peer"
-    iteration: int
-    partition: int
-    reason: str
-    begun: bool
-    gone: bool = False
+    iteration: int  # completed iterations before the group
+    partition: int  # the rank
+    reason: str  # what was seen
+    begun: bool  # whether the group had begun, so that what it started from may be overwritten
+    gone: bool = False  # whether every process that might have run it was gone, rather than late
 
 
 @dataclass(frozen=True, slots=True)
 class NonFiniteLoss:
-    """The loss of a partition became NaN or infinite.
-
-    Attributes:
-        iteration: completed iterations before the step.
-        partition: the partition.
-        loss: its loss.
-        found: the feature that it comes from, with column and row; empty if all are finite.
-    """
+    """The loss of a partition became NaN or infinite."""
 
     kind: ClassVar[str] = "loss"
-    iteration: int
+    iteration: int  # completed iterations before the step
     partition: int
     loss: float
-    found: str = ""
+    found: str = ""  # the feature that it comes from, with column and row; empty if all are finite
 
     def error(self, where: str) -> NonFiniteError:
         """Return the error that the user sees."""
@@ -107,18 +84,12 @@ class NonFiniteLoss:
 
 @dataclass(frozen=True, slots=True)
 class NonFiniteGradient:
-    """The combined gradient of a parameter became NaN or infinite.
-
-    Attributes:
-        iteration: completed iterations before the step.
-        parameter: name of the first such parameter.
-        sources: partitions whose gradient is so.
-    """
+    """The combined gradient of a parameter became NaN or infinite."""
 
     kind: ClassVar[str] = "gradient"
-    iteration: int
-    parameter: str
-    sources: tuple[int, ...]
+    iteration: int  # completed iterations before the step
+    parameter: str  # name of the first such parameter
+    sources: tuple[int, ...]  # partitions whose gradient is so
 
     def error(self, where: str) -> NonFiniteError:
         """Return the error that the user sees."""
@@ -145,20 +116,13 @@ class FailedModel:
 
 @dataclass(frozen=True, slots=True)
 class BadRows:
-    """Rows of a scan cannot be read, or cannot become tensors.
-
-    Attributes:
-        iteration: completed iterations before the step.
-        partition: the partition.
-        message: what the error said.
-        code: the error's.
-    """
+    """Rows of a scan cannot be read, or cannot become tensors."""
 
     kind: ClassVar[str] = "rows"
-    iteration: int
+    iteration: int  # completed iterations before the step
     partition: int
-    message: str
-    code: str
+    message: str  # what the error said
+    code: str  # the error's
 
     def error(self, where: str) -> DataError:
         """Return the error that the user sees."""

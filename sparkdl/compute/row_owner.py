@@ -13,16 +13,11 @@ from sparkdl.nn.embedding import EmbeddingVariable
 
 @dataclass(slots=True)
 class RowOwner:
-    """A rank's part of all tables.
+    """A rank's part of all tables."""
 
-    Attributes:
-        tables: by name of the embedding variable.
-        at: names what has been done to them; empty while something is being done.
-        figures: by table, what the last change has to report.
-    """
-
-    tables: dict[str, KeyedTable]
-    at: str
+    tables: dict[str, KeyedTable]  # by name of the embedding variable
+    at: str  # names what has been done to them; empty while something is being done
+    # by table, what the last change has to report
     figures: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
     @classmethod

@@ -23,56 +23,32 @@ Combine = Literal["mean", "adasum"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FitSpec:
-    """The fixed part of a fit: what every task of every iteration needs.
+    """The fixed part of a fit: what every task of every iteration needs."""
 
-    Attributes:
-        module: the module with its initial weights.
-        objective: the loss.
-        rule: regularisers, clipping and optimizer.
-        combine: how the partitions' gradients become one.
-        averaging: whether an average of the weights is kept.
-        layout: layout of the flat vectors.
-        features: how stored columns become the module's inputs.
-        label: how stored columns become the loss's label.
-        weighted: whether rows have weights.
-        transform: applied to the inputs of each batch.
-        collate: makes inputs and label of a list of rows; ``None`` to stack columns.
-        seed: seed of the run.
-        shuffle: whether each epoch has a fresh permutation.
-        micro_batch_size: rows per forward pass, ``None`` for all at once.
-        threads: torch threads per task.
-        numerics: precision and the like.
-        gradient_codec: how gradients travel.
-        weights_codec: how weights travel from the owners of shards.
-        inner: how partitions step by themselves; ``None`` if they send gradients.
-        tables: parameters with row-sparse gradients whose optimizer leaves other rows as they are.
-        scanned: tables with dense gradients, of which rows of zeros are not sent.
-        columns: names of columns and rows, for errors.
-        row_memory: bytes of memory for rows of embedding variables in a process; ``None`` for no bound.
-    """
-
-    module: nn.Module
-    objective: Objective
-    rule: UpdateRule
-    combine: Combine
-    averaging: bool
-    layout: ParamLayout
-    features: Structure
-    label: Structure
-    weighted: bool
-    transform: Callable[[Any], Any] | None
-    seed: int
-    shuffle: bool
-    micro_batch_size: int | None
-    threads: int
-    numerics: Numerics
-    gradient_codec: Codec = "fp32"
-    weights_codec: Cast = "fp32"
-    inner: InnerRule | None = None
+    module: nn.Module  # with its initial weights
+    objective: Objective  # the loss
+    rule: UpdateRule  # regularisers, clipping and optimizer
+    combine: Combine  # how the partitions' gradients become one
+    averaging: bool  # whether an average of the weights is kept
+    layout: ParamLayout  # of the flat vectors
+    features: Structure  # how stored columns become the module's inputs
+    label: Structure  # how stored columns become the loss's label
+    weighted: bool  # whether rows have weights
+    transform: Callable[[Any], Any] | None  # applied to the inputs of each batch
+    seed: int  # of the run
+    shuffle: bool  # whether each epoch has a fresh permutation
+    micro_batch_size: int | None  # rows per forward pass, ``None`` for all at once
+    threads: int  # torch threads per task
+    numerics: Numerics  # precision and the like
+    gradient_codec: Codec = "fp32"  # how gradients travel
+    weights_codec: Cast = "fp32"  # how weights travel from the owners of shards
+    inner: InnerRule | None = None  # how partitions step by themselves; ``None`` if they send gradients
+    # parameters with row-sparse gradients whose optimizer leaves other rows as they are
     tables: tuple[int, ...] = ()
-    scanned: tuple[int, ...] = ()
-    columns: TablePlan | None = None
-    collate: Collate | None = None
+    scanned: tuple[int, ...] = ()  # tables with dense gradients, of which rows of zeros are not sent
+    columns: TablePlan | None = None  # names of columns and rows, for errors
+    collate: Collate | None = None  # makes inputs and label of a list of rows; ``None`` to stack columns
+    # bytes of memory for rows of embedding variables in a process; ``None`` for no bound
     row_memory: int | None = None
 
     @property

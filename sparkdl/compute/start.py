@@ -15,16 +15,12 @@ from sparkdl.wire.frame import Frame, Packed
 
 @dataclass(frozen=True, slots=True)
 class ModelVersion:
-    """Names a version of the model of a fit.
+    """Names a version of the model of a fit."""
 
-    Attributes:
-        generation: how often the fit had gone back, or on from weights that no iteration made, before it
-            was made: of two versions with as many iterations the older one may be another model.
-        iteration: completed iterations.
-    """
-
+    # how often the fit had gone back, or on from weights that no iteration made, before it was made: of two
+    # versions with as many iterations the older one may be another model
     generation: int
-    iteration: int
+    iteration: int  # completed iterations
 
     @property
     def name(self) -> str:
@@ -46,30 +42,19 @@ class Origin(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """The start of a group of iterations.
+    """The start of a group of iterations."""
 
-    Attributes:
-        version: the model's version.
-        generation: generation of the versions that the group makes.
-        weights: frame of its weights; ``None`` if the executors have it.
-        kept: whether anything stays with the weights between iterations.
-        manifest: checksums of the partitions' first build.
-        seed: state of the weights, whole or one per shard; empty if the executors have it, or there
-            is none.
-        local: whether messages of a rank to itself stay on its executor.
-        changes: whether of rows of embedding variables only those stay that the group changes.
-        raises: whether an error of the module in a group of one step is raised in its task, so that Spark
-            tries the task again; otherwise it is sent as a problem, as in longer groups.
-    """
-
-    version: ModelVersion
-    generation: int
-    weights: BytesRef | None
-    kept: bool
-    manifest: Manifest
+    version: ModelVersion  # the model's version
+    generation: int  # generation of the versions that the group makes
+    weights: BytesRef | None  # frame of its weights; ``None`` if the executors have it
+    kept: bool  # whether anything stays with the weights between iterations
+    manifest: Manifest  # checksums of the partitions' first build
+    # state of the weights, whole or one per shard; empty if the executors have it, or there is none
     seed: tuple[BytesRef, ...] = ()
-    local: bool = True
-    changes: bool = False
+    local: bool = True  # whether messages of a rank to itself stay on its executor
+    changes: bool = False  # whether of rows of embedding variables only those stay that the group changes
+    # whether an error of the module in a group of one step is raised in its task, so that Spark tries the
+    # task again; otherwise it is sent as a problem, as in longer groups
     raises: bool = True
 
     def after(self, steps: int) -> ModelVersion:

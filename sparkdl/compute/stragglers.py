@@ -8,19 +8,14 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Allowance:
-    """The rows that tasks of one iteration may leave out.
+    """The rows that tasks of one iteration may leave out."""
 
-    Attributes:
-        chunks: pieces in which a task goes through its rows.
-        deadline: seconds after a task's start; later it begins no further piece. ``None`` for no deadline.
-        taken: for a replay, the rows that each partition took before, for partitions that left some out.
-        most: largest share of all rows that may be missing.
-    """
-
-    chunks: int
+    chunks: int  # pieces in which a task goes through its rows
+    # seconds after a task's start; later it begins no further piece. ``None`` for no deadline.
     deadline: float | None = None
+    # for a replay, the rows that each partition took before, for partitions that left some out
     taken: Mapping[int, int] = field(default_factory=dict)
-    most: float = 1.0
+    most: float = 1.0  # largest share of all rows that may be missing
 
     def size(self, rows: int) -> int:
         """Return the rows of a piece."""

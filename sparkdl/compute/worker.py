@@ -132,17 +132,12 @@ class Worker:
 
 @dataclass(frozen=True, slots=True)
 class FitRef:
-    """What a task needs to get at its fit.
+    """What a task needs to get at its fit."""
 
-    Attributes:
-        fit_id: unique id of the fit.
-        spec: the pickled :class:`FitSpec`.
-        in_memory: whether one process runs all tasks of an executor, and may hold in its memory what they
-            leave for each other.
-    """
-
-    fit_id: str
-    spec: BytesRef
+    fit_id: str  # unique id of the fit
+    spec: BytesRef  # the pickled :class:`FitSpec`
+    # whether one process runs all tasks of an executor, and may hold in its memory what they leave for each
+    # other
     in_memory: bool = False
 
     def worker(self) -> Worker:

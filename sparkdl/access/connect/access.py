@@ -72,17 +72,11 @@ def connect_access(spark: SparkSession) -> ConnectAccess:
 
 @dataclass(eq=False, slots=True)
 class ConnectAccess(WithoutRdds):
-    """See :class:`sparkdl.access.base.Access`.
+    """See :class:`sparkdl.access.base.Access`."""
 
-    Attributes:
-        spark: the session.
-        moves_tasks: stages after the first one run anywhere, of which :class:`ConnectChain` tells.
-        longest_chain: what leaves a chain passes through the driver.
-    """
-
-    spark: SparkSession
-    moves_tasks: bool = False
-    longest_chain: int = 1
+    spark: SparkSession  # the session
+    moves_tasks: bool = False  # stages after the first one run anywhere, of which :class:`ConnectChain` tells
+    longest_chain: int = 1  # what leaves a chain passes through the driver
     _offered: Executors | None = None
     _next_look: float = -float("inf")
     _keeping: Keeping = field(default_factory=Keeping)

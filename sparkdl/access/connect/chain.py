@@ -109,25 +109,15 @@ class OnDriver:
 
 @dataclass(eq=False, slots=True)
 class ConnectChain:
-    """Runs groups over a partition store; see :class:`sparkdl.access.base.Chain`.
+    """Runs groups over a partition store; see :class:`sparkdl.access.base.Chain`."""
 
-    Attributes:
-        access: the cluster.
-        tokens: tokens of the partition store.
-        ranks: how many there are.
-        profile: resource profile of the tasks.
-        alive: names of the files on executors that somebody may ask for.
-        stays: a stage after the first one may run anywhere.
-        gathering: a client cannot say where a task is to run.
-    """
-
-    access: Runs
-    tokens: ConnectFrames
-    ranks: int
-    profile: Any
-    alive: set[str] = field(default_factory=set)
-    stays: bool = False
-    gathering: None = None
+    access: Runs  # the cluster
+    tokens: ConnectFrames  # of the partition store
+    ranks: int  # how many there are
+    profile: Any  # resource profile of the tasks
+    alive: set[str] = field(default_factory=set)  # names of the files on executors that somebody may ask for
+    stays: bool = False  # a stage after the first one may run anywhere
+    gathering: None = None  # a client cannot say where a task is to run
     _folder: str = field(default_factory=lambda: uuid.uuid4().hex)
     _groups: int = 0
 

@@ -38,13 +38,9 @@ def sent_file(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class FileRef(BytesRef):
-    """Bytes that the driver has sent as files, which each executor fetches once.
+    """Bytes that the driver has sent as files, which each executor fetches once."""
 
-    Attributes:
-        names: names of the files, in the order of their bytes.
-    """
-
-    names: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()  # names of the files, in the order of their bytes
 
     def read(self, *, once: bool = False) -> bytearray:
         """Return the bytes; called in tasks."""
@@ -76,17 +72,11 @@ def send_files(ref: FileRef, data: bytes | bytearray, send: Callable[[str], None
 
 @dataclass(frozen=True, slots=True)
 class KeptFile:
-    """Where the frames that a group has left are: a file for each partition, on the executor that ran it.
+    """Where the frames that a group has left are: a file for each partition, on the executor that ran it."""
 
-    Attributes:
-        folder: name of the folder of the chain.
-        name: name of the group's file.
-        alive: names of the files that are still needed, beside it.
-    """
-
-    folder: str
-    name: str
-    alive: tuple[str, ...] = ()
+    folder: str  # name of the folder of the chain
+    name: str  # name of the group's file
+    alive: tuple[str, ...] = ()  # names of the files that are still needed, beside it
 
     def read(self, partition: int) -> Iterator[bytes] | None:
         """Return the pieces of a partition; ``None`` if this executor does not have them."""

@@ -38,15 +38,10 @@ _lock = threading.Lock()
 
 @dataclass(frozen=True, slots=True)
 class ConnectModels:
-    """See :class:`sparkdl.access.models.ModelAccess`.
+    """See :class:`sparkdl.access.models.ModelAccess`."""
 
-    Attributes:
-        spark: the session.
-        runs_batches: a stream's batches run in the server.
-    """
-
-    spark: SparkSession
-    runs_batches: bool = False
+    spark: SparkSession  # the session
+    runs_batches: bool = False  # a stream's batches run in the server
 
     def folders(self, path: str) -> None:
         """Return none: a client has no file system of the server's."""

@@ -27,24 +27,16 @@ def by_key(df: DataFrame, partitions: int) -> DataFrame:
 
 @dataclass(eq=False, slots=True)
 class ConnectFrames:
-    """Frames on the executors.
+    """Frames on the executors."""
 
-    Attributes:
-        make: makes the DataFrame.
-        rows_per_batch: rows of the source that a task gets at a time; ``None`` for what the session says.
-        parent: the frames of which it makes the DataFrame, if it does.
-        persisted: whether the frames are to stay on the executors.
-        cached: whether the DataFrame is cached.
-        stays: whether tasks over the frames run where the frames were made.
-        collected: its frames, when they were last brought to the driver; by partition if each has one.
-    """
-
-    make: Callable[[], DataFrame]
+    make: Callable[[], DataFrame]  # makes the DataFrame
+    # rows of the source that a task gets at a time; ``None`` for what the session says
     rows_per_batch: int | None = None
-    parent: ConnectFrames | None = None
-    persisted: bool = False
-    cached: bool = False
-    stays: bool = False
+    parent: ConnectFrames | None = None  # the frames of which it makes the DataFrame, if it does
+    persisted: bool = False  # whether the frames are to stay on the executors
+    cached: bool = False  # whether the DataFrame is cached
+    stays: bool = False  # whether tasks over the frames run where the frames were made
+    # its frames, when they were last brought to the driver; by partition if each has one
     collected: list[bytes] = field(default_factory=list)
     _df: DataFrame | None = None
 

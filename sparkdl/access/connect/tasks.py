@@ -41,21 +41,13 @@ Row = tuple[int, bytes]
 
 @dataclass(frozen=True, slots=True)
 class TaskSpec:
-    """What a task does.
+    """What a task does."""
 
-    Attributes:
-        task: the task; gets whole frames.
-        reads: whether it reads frames: otherwise its input has other columns.
-        keyed: whether it yields keys and frames in turn.
-        first: frames that it gets before all others, by partition.
-        unlink: names of files of :class:`FileRef` that nobody needs any more.
-    """
-
-    task: Task
-    reads: bool = True
-    keyed: bool = False
-    first: Sequence[bytes] = ()
-    unlink: Sequence[str] = ()
+    task: Task  # gets whole frames
+    reads: bool = True  # whether it reads frames: otherwise its input has other columns
+    keyed: bool = False  # whether it yields keys and frames in turn
+    first: Sequence[bytes] = ()  # frames that it gets before all others, by partition
+    unlink: Sequence[str] = ()  # names of files of :class:`FileRef` that nobody needs any more
 
 
 class ArrowTask:
@@ -96,15 +88,10 @@ class Written:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """A ``mapInArrow`` function that passes some rows of each partition on.
+    """A ``mapInArrow`` function that passes some rows of each partition on."""
 
-    Attributes:
-        first: number of the first of these rows in its partition.
-        stop: one past the last one.
-    """
-
-    first: int
-    stop: int
+    first: int  # number of the first of these rows in its partition
+    stop: int  # one past the last one
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Pass rows of a partition on."""
@@ -181,15 +168,10 @@ def _batch(keys: list[int], pieces: list[bytes]) -> pa.RecordBatch:
 
 @dataclass(frozen=True, slots=True)
 class Leaving:
-    """The task of a chain's only stage: frames for the driver are sent, the others stay in a file.
+    """The task of a chain's only stage: frames for the driver are sent, the others stay in a file."""
 
-    Attributes:
-        task: yields keys and frames in turn.
-        file: where frames stay; ``None`` if none do.
-    """
-
-    task: Task
-    file: KeptFile | None
+    task: Task  # yields keys and frames in turn
+    file: KeptFile | None  # where frames stay; ``None`` if none do
 
     def __call__(self, partition: int, frames: Iterator[Any]) -> Iterator[bytes | Parts]:
         """Yield the frames for the driver."""

@@ -59,19 +59,12 @@ each reduction would be a job of its own."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ThroughDriver:
-    """The driver plan; see :class:`sparkdl.allreduce.plan.Plan`.
+    """The driver plan; see :class:`sparkdl.allreduce.plan.Plan`."""
 
-    Attributes:
-        layout: layout of the flat vectors.
-        shards: number of parameter-sync tasks.
-        keeps: whether optimizer state or an average stays with the shards.
-        reductions: sums over all shards that an update needs.
-    """
-
-    layout: ParamLayout
-    shards: int
-    keeps: bool
-    reductions: int
+    layout: ParamLayout  # of the flat vectors
+    shards: int  # number of parameter-sync tasks
+    keeps: bool  # whether optimizer state or an average stays with the shards
+    reductions: int  # sums over all shards that an update needs
 
     @property
     def traits(self) -> PlanTraits:

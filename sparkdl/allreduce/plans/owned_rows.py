@@ -27,17 +27,11 @@ from sparkdl.wire.frame import Packed
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A point in the chain of a group.
+    """A point in the chain of a group."""
 
-    Attributes:
-        start: the model from which the group starts.
-        done: steps whose gradients have been applied.
-        counted: whether the look-ups of the next step have been counted.
-    """
-
-    start: Start
-    done: int
-    counted: bool
+    start: Start  # the model from which the group starts
+    done: int  # steps whose gradients have been applied
+    counted: bool  # whether the look-ups of the next step have been counted
 
     @property
     def chain(self) -> list[str]:
@@ -56,17 +50,11 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Touched:
-    """The entries of a table that a change has touched.
+    """The entries of a table that a change has touched."""
 
-    Attributes:
-        updated: ids whose rows have new values.
-        gone: ids that were evicted after that.
-        seen: ids whose look-ups were counted after that.
-    """
-
-    updated: Ids
-    gone: Ids
-    seen: Ids
+    updated: Ids  # ids whose rows have new values
+    gone: Ids  # ids that were evicted after that
+    seen: Ids  # ids whose look-ups were counted after that
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,27 +65,16 @@ from sparkdl.wire.touched_rows import TouchedRows, union
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replicated:
-    """The replicated plan; see :class:`sparkdl.allreduce.plan.Plan`.
+    """The replicated plan; see :class:`sparkdl.allreduce.plan.Plan`."""
 
-    Attributes:
-        layout: layout of the flat vectors.
-        shards: number of ranks.
-        keeps: whether anything stays with the shards between groups.
-        returns_weights: whether the driver gets the weights at the end of each group.
-        message_bytes: bytes of a rank's gradient, about.
-        group_seconds: how long a group should take.
-        longest_group: how many iterations may be one group.
-        changes: how many changes executors keep as files; none if one process runs all tasks of one.
-    """
-
-    layout: ParamLayout
-    shards: int
-    keeps: bool
-    returns_weights: bool
-    message_bytes: int
-    group_seconds: float = 1.0
-    longest_group: int = LONGEST_GROUP
-    changes: int = 0
+    layout: ParamLayout  # of the flat vectors
+    shards: int  # number of ranks
+    keeps: bool  # whether anything stays with the shards between groups
+    returns_weights: bool  # whether the driver gets the weights at the end of each group
+    message_bytes: int  # bytes of a rank's gradient, about
+    group_seconds: float = 1.0  # how long a group should take
+    longest_group: int = LONGEST_GROUP  # how many iterations may be one group
+    changes: int = 0  # how many changes executors keep as files; none if one process runs all tasks of one
 
     @property
     def traits(self) -> PlanTraits:
@@ -129,25 +118,15 @@ class Replicated:
 
 @dataclass(frozen=True, slots=True)
 class _UpdateAll:
-    """Update all weights, then go on with the next forward and backward pass.
+    """Update all weights, then go on with the next forward and backward pass."""
 
-    Attributes:
-        changes: see :class:`Replicated`.
-        keeps: whether anything stays with the shards after the last phase.
-        returns_weights: whether the driver gets the weights then.
-        start: the model from which the group starts.
-        done: steps of the group that are completed before this phase.
-        directives: instructions for the step to complete; ``None`` in the first phase.
-        forward: the step to begin; ``None`` in the last phase.
-    """
-
-    changes: int
-    keeps: bool
-    returns_weights: bool
-    start: Start
-    done: int
-    directives: Directives | None
-    forward: ForwardBackward | None
+    changes: int  # see :class:`Replicated`
+    keeps: bool  # whether anything stays with the shards after the last phase
+    returns_weights: bool  # whether the driver gets the weights then
+    start: Start  # the model from which the group starts
+    done: int  # steps of the group that are completed before this phase
+    directives: Directives | None  # instructions for the step to complete; ``None`` in the first phase
+    forward: ForwardBackward | None  # the step to begin; ``None`` in the last phase
 
     def __call__(self, me: Participant, inbox: Inbox) -> Iterator[Send]:
         """Send gradient and report to all, or weights and state to where they stay."""

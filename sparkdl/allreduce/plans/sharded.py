@@ -67,19 +67,12 @@ from sparkdl.wire.layout import ParamLayout
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sharded:
-    """The sharded plan; see :class:`sparkdl.allreduce.plan.Plan`.
+    """The sharded plan; see :class:`sparkdl.allreduce.plan.Plan`."""
 
-    Attributes:
-        layout: layout of the flat vectors.
-        shards: number of ranks, and of shards.
-        reductions: sums over all shards that an update needs.
-        longest_group: how many iterations may be one group.
-    """
-
-    layout: ParamLayout
-    shards: int
-    reductions: int
-    longest_group: int = LONGEST_GROUP
+    layout: ParamLayout  # of the flat vectors
+    shards: int  # number of ranks, and of shards
+    reductions: int  # sums over all shards that an update needs
+    longest_group: int = LONGEST_GROUP  # how many iterations may be one group
 
     @property
     def traits(self) -> PlanTraits:
@@ -121,17 +114,11 @@ class Sharded:
 
 @dataclass(frozen=True, slots=True)
 class _Gather:
-    """Put the shards together, and go on with the next forward and backward pass.
+    """Put the shards together, and go on with the next forward and backward pass."""
 
-    Attributes:
-        start: the model from which the group starts.
-        done: steps of the group that are completed before this phase.
-        forward: the step to begin; ``None`` in the last phase.
-    """
-
-    start: Start
-    done: int
-    forward: ForwardBackward | None
+    start: Start  # the model from which the group starts
+    done: int  # steps of the group that are completed before this phase
+    forward: ForwardBackward | None  # the step to begin; ``None`` in the last phase
 
     def __call__(self, me: Participant, inbox: Inbox) -> Iterator[Send]:
         """Send each owner its shard of the gradient, or weights and state to where they stay."""
@@ -223,21 +210,13 @@ class _Gather:
 
 @dataclass(frozen=True, slots=True)
 class _UpdateShard:
-    """Update a shard, or go on until sums over all shards are needed.
+    """Update a shard, or go on until sums over all shards are needed."""
 
-    Attributes:
-        start: the model from which the group starts.
-        done: steps of the group that are completed before this one.
-        directives: instructions for this step.
-        number: how many sums over all shards are known.
-        last: whether these are all.
-    """
-
-    start: Start
-    done: int
-    directives: Directives
-    number: int
-    last: bool
+    start: Start  # the model from which the group starts
+    done: int  # steps of the group that are completed before this one
+    directives: Directives  # instructions for this step
+    number: int  # how many sums over all shards are known
+    last: bool  # whether these are all
 
     def __call__(self, me: Participant, inbox: Inbox) -> Iterator[Send]:
         """Send the shard, or partial sums, to all, and what this rank needs later to itself."""
@@ -360,15 +339,11 @@ class OwnShard:
 
 @dataclass(frozen=True, slots=True)
 class ModelFiles:
-    """A version of the model on an executor, but for its weights.
+    """A version of the model on an executor, but for its weights."""
 
-    Attributes:
-        arrays: buffers, counters and the combined gradient, if the driver wants it.
-        trail: reports of the group's steps so far, in their order, as JSON: it is passed
-            on from phase to phase, and only the last one reads it.
-    """
-
-    arrays: Buffers
+    arrays: Buffers  # buffers, counters and the combined gradient, if the driver wants it
+    # reports of the group's steps so far, in their order, as JSON: it is passed on from phase to phase, and
+    # only the last one reads it
     trail: Sequence[bytes]
 
     @classmethod

@@ -142,17 +142,12 @@ class _Ask:
 
 @dataclass(frozen=True, slots=True)
 class _Own:
-    """Update the rows of this rank, and send others the rows that they have asked for.
+    """Update the rows of this rank, and send others the rows that they have asked for."""
 
-    Attributes:
-        point: where the rows are then.
-        directives: instructions for the step whose gradients have arrived; ``None`` if none have.
-        dense: what the plan of the weights does here; ``None`` to pass its messages on.
-    """
-
-    point: Point
+    point: Point  # where the rows are then
+    # instructions for the step whose gradients have arrived; ``None`` if none have
     directives: Directives | None
-    dense: Phase | None
+    dense: Phase | None  # what the plan of the weights does here; ``None`` to pass its messages on
 
     def __call__(self, me: Participant, inbox: Inbox) -> Iterator[Send]:
         """Send rows, beside the messages of the plan of the weights."""
@@ -180,15 +175,10 @@ class _Own:
 
 @dataclass(frozen=True, slots=True)
 class _Train:
-    """Run a step with the rows that have arrived.
+    """Run a step with the rows that have arrived."""
 
-    Attributes:
-        dense: what the plan of the weights does: forward and backward pass among it.
-        following: forward pass of the next step; ``None`` after the last one.
-    """
-
-    dense: Phase
-    following: ForwardBackward | None
+    dense: Phase  # what the plan of the weights does: forward and backward pass among it
+    following: ForwardBackward | None  # forward pass of the next step; ``None`` after the last one
 
     def __call__(self, me: Participant, inbox: Inbox) -> Iterator[Send]:
         """Send gradients of rows and the next ids, beside the messages of the plan of the weights."""
@@ -214,16 +204,11 @@ class _Train:
 
 @dataclass(frozen=True, slots=True)
 class _Finish:
-    """End a group: keep the rows beside weights and state.
+    """End a group: keep the rows beside weights and state."""
 
-    Attributes:
-        point: where the rows are then.
-        dense: what the plan of the weights does.
-        directives: instructions for the step whose gradients have arrived; ``None`` if none have.
-    """
-
-    point: Point
-    dense: Phase
+    point: Point  # where the rows are then
+    dense: Phase  # what the plan of the weights does
+    # instructions for the step whose gradients have arrived; ``None`` if none have
     directives: Directives | None
 
     def __call__(self, me: Participant, inbox: Inbox) -> Iterator[Send]:

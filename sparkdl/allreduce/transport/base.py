@@ -21,44 +21,26 @@ from sparkdl.wire.frame import Parts
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """A group of steps to run.
+    """A group of steps to run."""
 
-    Attributes:
-        plan: how gradients become weights.
-        start: the model from which it starts.
-        steps: the steps.
-        persisted: the state of the shards before it.
-        broadcasts: broadcasts that its tasks read.
-        name: names it in the Spark UI.
-    """
-
-    plan: Plan
-    start: Start
+    plan: Plan  # how gradients become weights
+    start: Start  # the model from which it starts
     steps: Sequence[Step]
-    persisted: Persisted | None = None
-    broadcasts: Sequence[Any] = ()
-    name: str = ""
+    persisted: Persisted | None = None  # the state of the shards before it
+    broadcasts: Sequence[Any] = ()  # broadcasts that its tasks read
+    name: str = ""  # names it in the Spark UI
 
 
 @dataclass(frozen=True, slots=True)
 class GroupResult:
-    """The result of a group.
+    """The result of a group."""
 
-    Attributes:
-        messages: the messages to the driver.
-        persisted: the state of the shards after it.
-        started: when it began, in seconds since 1970.
-        seconds: how long it took, by kind of job.
-        refused: whether slow tasks have left out too much, or differently for different shards.
-        direct: whether its tasks have exchanged directly, or tried to.
-    """
-
-    messages: Sequence[Message]
-    persisted: Persisted | None
-    started: float
-    seconds: Mapping[str, float]
-    refused: bool = False
-    direct: bool = False
+    messages: Sequence[Message]  # the messages to the driver
+    persisted: Persisted | None  # the state of the shards after it
+    started: float  # when it began, in seconds since 1970
+    seconds: Mapping[str, float]  # how long it took, by kind of job
+    refused: bool = False  # whether slow tasks have left out too much, or differently for different shards
+    direct: bool = False  # whether its tasks have exchanged directly, or tried to
 
     @property
     def problems(self) -> list[Problem]:

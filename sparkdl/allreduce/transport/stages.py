@@ -224,29 +224,17 @@ _BUNDLE = "bundle"
 
 @dataclass(frozen=True, slots=True)
 class PhaseTask:
-    """Runs a phase for whichever rank it is given.
+    """Runs a phase for whichever rank it is given."""
 
-    Attributes:
-        fit: the fixed part of the fit.
-        phase: the phase.
-        ranks: how many ranks get what it sends.
-        iteration: completed iterations, for reports of problems.
-        token: whether the first frame that arrives is the token of the rank's partition.
-        local: whether messages of a rank to itself stay on its executor.
-        last: whether no phase follows, so that frames are keyed by where they go.
-        fill: whether every rank is to get the same number of frames.
-        stays: whether anything may stay; otherwise frames go to the driver without keys.
-    """
-
-    fit: FitRef
+    fit: FitRef  # the fixed part of the fit
     phase: Phase
-    ranks: int
-    iteration: int
-    token: bool
-    local: bool
-    last: bool
-    fill: bool
-    stays: bool = True
+    ranks: int  # how many ranks get what it sends
+    iteration: int  # completed iterations, for reports of problems
+    token: bool  # whether the first frame that arrives is the token of the rank's partition
+    local: bool  # whether messages of a rank to itself stay on its executor
+    last: bool  # whether no phase follows, so that frames are keyed by where they go
+    fill: bool  # whether every rank is to get the same number of frames
+    stays: bool = True  # whether anything may stay; otherwise frames go to the driver without keys
 
     def __call__(self, rank: int, frames: Iterator[Buffer]) -> Iterator[bytes | Parts]:
         """Yield keys and frames in turn, or frames alone if nothing stays."""

@@ -31,17 +31,11 @@ _BLOCK = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class WeightedPart:
-    """What one source partition contributes to a mean.
+    """What one source partition contributes to a mean."""
 
-    Attributes:
-        source: source partition.
-        weight: number of samples, or sum of their weights.
-        values: its mean gradient, or its buffers.
-    """
-
-    source: int
-    weight: float
-    values: Held[Array]
+    source: int  # the partition
+    weight: float  # number of samples, or sum of their weights
+    values: Held[Array]  # its mean gradient, or its buffers
 
     @property
     def array(self) -> Array:
@@ -60,24 +54,16 @@ class NonFiniteMeanError(Exception):
 
 @dataclass(slots=True)
 class Gradients:
-    """The gradients of elements from ``start`` on.
+    """The gradients of elements from ``start`` on."""
 
-    Attributes:
-        layout: layout of the flat vectors.
-        start: first element.
-        parts: gradients in source order.
-        used: per parameter, whether any source has a gradient.
-        touched: rows with a gradient, by parameter, of row-sparse gradients.
-        late: the part of the mean that waits for the next update; ``None`` if no gradient ever does.
-        unsent: in place of parts the gradient of the only source, where it was computed.
-    """
-
-    layout: ParamLayout
-    start: int
-    parts: list[WeightedPart]
-    used: NDArray[np.bool_]
-    touched: dict[int, NDArray[np.bool_]]
+    layout: ParamLayout  # of the flat vectors
+    start: int  # first element
+    parts: list[WeightedPart]  # gradients in source order
+    used: NDArray[np.bool_]  # per parameter, whether any source has a gradient
+    touched: dict[int, NDArray[np.bool_]]  # rows with a gradient, by parameter, of row-sparse gradients
+    # the part of the mean that waits for the next update; ``None`` if no gradient ever does
     late: Array | None = field(default=None)
+    # in place of parts the gradient of the only source, where it was computed
     unsent: torch.Tensor | None = field(default=None)
 
     @classmethod

@@ -42,35 +42,20 @@ from sparkdl.wire.layout import ParamLayout
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardUpdate:
-    """What the update of a shard needs besides messages.
+    """What the update of a shard needs besides messages."""
 
-    Attributes:
-        layout: layout of the flat vectors.
-        start: first element of the shard.
-        stop: one past its last element.
-        rule: regularisers, clipping and optimizer.
-        weights: the shard, on the device that updates it; overwritten.
-        iteration: completed iterations.
-        combine: how gradients are combined.
-        averaging: whether an average of the weights is kept.
-        directives: instructions for this step.
-        totals: sums over all shards that are known; their number is the phase.
-        rows: whether these are rows of an embedding variable.
-        shards: how many shards there are, some of which may be empty.
-    """
-
-    layout: ParamLayout
-    start: int
-    stop: int
-    rule: UpdateRule
-    weights: torch.Tensor
-    iteration: int = 0
-    combine: Combine = "mean"
-    averaging: bool = False
-    directives: Directives = field(default_factory=Directives)
-    totals: Sequence[Array] = ()
-    rows: bool = False
-    shards: int = 1
+    layout: ParamLayout  # of the flat vectors
+    start: int  # first element of the shard
+    stop: int  # one past its last element
+    rule: UpdateRule  # regularisers, clipping and optimizer
+    weights: torch.Tensor  # the shard, on the device that updates it; overwritten
+    iteration: int = 0  # completed iterations
+    combine: Combine = "mean"  # how gradients are combined
+    averaging: bool = False  # whether an average of the weights is kept
+    directives: Directives = field(default_factory=Directives)  # instructions for this step
+    totals: Sequence[Array] = ()  # sums over all shards that are known; their number is the phase
+    rows: bool = False  # whether these are rows of an embedding variable
+    shards: int = 1  # how many shards there are, some of which may be empty
 
     @property
     def staleness(self) -> Staleness | None:
@@ -96,21 +81,13 @@ class ShardUpdate:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """A completed update.
+    """A completed update."""
 
-    Attributes:
-        facts: what it has to report.
-        weights: the new weights.
-        optimizer: the optimizer, with its state for the next update.
-        average: averaged weights, if there are any.
-        gradient: combined gradient, if the driver wants it.
-    """
-
-    facts: UpdateFacts
-    weights: torch.Tensor
-    optimizer: ShardOptimizer
-    average: torch.Tensor | None
-    gradient: Array | None
+    facts: UpdateFacts  # what it has to report
+    weights: torch.Tensor  # the new weights
+    optimizer: ShardOptimizer  # with its state for the next update
+    average: torch.Tensor | None  # averaged weights, if there are any
+    gradient: Array | None  # combined gradient, if the driver wants it
 
     @property
     def shard(self) -> UpdatedShard:
@@ -132,15 +109,10 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class PendingUpdate:
-    """An update that waits for sums over all shards.
+    """An update that waits for sums over all shards."""
 
-    Attributes:
-        partials: this shard's part of the sums.
-        shards: input of the next phase, in place of the gradients.
-    """
-
-    partials: Partials
-    shards: Sequence[Shard]
+    partials: Partials  # this shard's part of the sums
+    shards: Sequence[Shard]  # input of the next phase, in place of the gradients
 
 
 def reductions(rule: UpdateRule, combine: Combine) -> int:

@@ -34,24 +34,15 @@ class ClosedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """What has arrived.
+    """What has arrived."""
 
-    Attributes:
-        kind: which of the kinds above.
-        number: the sender's rank in a HELLO, a checksum in FOUND, else which exchange of the group it
-            belongs to.
-        group: which group.
-        data: the message of a FRAME, the reader's own.
-        source: rank that has sent a FRAME.
-        to: rank that it is for, or ``ALL``.
-    """
-
-    kind: int
+    kind: int  # which of the kinds above
+    # the sender's rank in a HELLO, a checksum in FOUND, else which exchange of the group it belongs to
     number: int
-    group: int
-    data: Buffer
-    source: int = 0
-    to: int = 0
+    group: int  # which group
+    data: Buffer  # the message of a FRAME, the reader's own
+    source: int = 0  # rank that has sent a FRAME
+    to: int = 0  # rank that it is for, or ``ALL``
 
 
 class Connection:

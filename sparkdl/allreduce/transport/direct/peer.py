@@ -17,17 +17,11 @@ ID_BYTES = 16
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """A process that takes part, and where it listens.
+    """A process that takes part, and where it listens."""
 
-    Attributes:
-        id: random, made when it begins to listen: a process that begins anew is another peer.
-        host: address of the network interface by which it reaches the driver.
-        port: port there.
-    """
-
-    id: bytes
-    host: str
-    port: int
+    id: bytes  # random, made when it begins to listen: a process that begins anew is another peer
+    host: str  # address of the network interface by which it reaches the driver
+    port: int  # port there
 
     def pack(self) -> Parts:
         """Return it as a frame."""

@@ -17,17 +17,11 @@ _READY_SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True)
 class _Joining:
-    """Executors that have come, and get ready.
+    """Executors that have come, and get ready."""
 
-    Attributes:
-        executors: their ids.
-        begun: the job that does it; ``None`` if there is none.
-        deadline: when they are not waited for any longer, on the monotonic clock.
-    """
-
-    executors: frozenset[str]
-    begun: RunningJob | None
-    deadline: float
+    executors: frozenset[str]  # their ids
+    begun: RunningJob | None  # the job that does it; ``None`` if there is none
+    deadline: float  # when they are not waited for any longer, on the monotonic clock
 
     def is_over(self, now: float) -> bool:
         return self.begun is None or now >= self.deadline or self.begun.is_done()

@@ -35,46 +35,27 @@ _ANY_ROWS = 1 << 40
 
 @dataclass(frozen=True, slots=True)
 class Rendezvous:
-    """What a fit's tasks need to find each other; it travels in their closures, and nowhere else.
+    """What a fit's tasks need to find each other; it travels in their closures, and nowhere else."""
 
-    Attributes:
-        secret: known to the fit's tasks alone.
-        driver: the driver's host, by which a machine finds its own address.
-        seconds: how long a task waits for the others to begin.
-        patience: seconds without a byte after which a rank counts as lost.
-    """
-
-    secret: bytes = field(repr=False)
-    driver: str
-    seconds: float
-    patience: float
+    secret: bytes = field(repr=False)  # known to the fit's tasks alone
+    driver: str  # the driver's host, by which a machine finds its own address
+    seconds: float  # how long a task waits for the others to begin
+    patience: float  # seconds without a byte after which a rank counts as lost
 
 
 @dataclass(frozen=True, slots=True)
 class GroupTask:
-    """Runs all phases of a group for whichever ranks it is given.
+    """Runs all phases of a group for whichever ranks it is given."""
 
-    Attributes:
-        fit: the fixed part of the fit.
-        phases: the phases.
-        ranks: how many ranks there are.
-        iteration: completed iterations before the group.
-        local: whether what a rank sends itself stays on its executor under its name.
-        rendezvous: by which tasks find each other.
-        group: number of this attempt.
-        members: the processes that may run ranks.
-        by_rank: whether the key of what stays says for which rank it does: a task may have several.
-    """
-
-    fit: FitRef
+    fit: FitRef  # the fixed part of the fit
     phases: Sequence[Phase]
-    ranks: int
-    iteration: int
-    local: bool
-    rendezvous: Rendezvous
-    group: int
-    members: Sequence[Peer]
-    by_rank: bool
+    ranks: int  # how many ranks there are
+    iteration: int  # completed iterations before the group
+    local: bool  # whether what a rank sends itself stays on its executor under its name
+    rendezvous: Rendezvous  # by which tasks find each other
+    group: int  # number of this attempt
+    members: Sequence[Peer]  # the processes that may run ranks
+    by_rank: bool  # whether the key of what stays says for which rank it does: a task may have several
 
     def __call__(self, _: int, frames: Iterator[Buffer]) -> Iterator[bytes | Parts]:
         """Yield keys and frames in turn: the peer that runs the ranks, and the messages of the last phase."""
@@ -238,17 +219,11 @@ def _most_bytes(worker: Worker) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Assemble:
-    """Makes this process a peer, and says which one.
+    """Makes this process a peer, and says which one."""
 
-    Attributes:
-        fit: the fixed part of the fit.
-        rendezvous: by which tasks find each other.
-        meeting: of the tasks on an executor.
-    """
-
-    fit: FitRef
-    rendezvous: Rendezvous
-    meeting: Meeting
+    fit: FitRef  # the fixed part of the fit
+    rendezvous: Rendezvous  # by which tasks find each other
+    meeting: Meeting  # of the tasks on an executor
 
     def __call__(self, _: int, frames: Iterator[Buffer]) -> Iterator[bytes | Parts]:
         """Yield the peer; nothing if this machine cannot listen."""

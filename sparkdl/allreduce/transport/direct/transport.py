@@ -251,15 +251,10 @@ _MOST_PATIENCE = 4
 
 @dataclass(slots=True)
 class BackOff:
-    """Pause after losses.
+    """Pause after losses."""
 
-    Attributes:
-        failures: losses in a row.
-        patience: how many times as long as usual a rank may be silent.
-    """
-
-    failures: int = 0
-    patience: int = 1
+    failures: int = 0  # losses in a row
+    patience: int = 1  # how many times as long as usual a rank may be silent
     _pause: float = 0.0
     _again: float = -float("inf")
 
@@ -292,19 +287,13 @@ class BackOff:
 
 @dataclass(slots=True)
 class Pace:
-    """Seconds that steps have taken.
+    """Seconds that steps have taken."""
 
-    Attributes:
-        direct: a step of the latest group whose tasks exchanged directly; a guess until there is one.
-        shuffled: likewise by shuffles.
-        longest: the longest step of all.
-        short: about how long the next group takes while executors are away.
-    """
-
+    # a step of the latest group whose tasks exchanged directly; a guess until there is one
     direct: float = 0.01
-    shuffled: float = 0.5
-    longest: float = 0.0
-    short: float = _UNTIL_BACK_SECONDS
+    shuffled: float = 0.5  # likewise by shuffles
+    longest: float = 0.0  # the longest step of all
+    short: float = _UNTIL_BACK_SECONDS  # about how long the next group takes while executors are away
 
     def took(self, step: float, *, direct: bool) -> None:
         """Note a step of a completed group."""
