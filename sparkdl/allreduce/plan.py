@@ -125,19 +125,11 @@ class Inbox:
         self._all: list[Message] | None = None
 
     def of(self, wanted: type[M]) -> list[M]:
-        """Return all messages of one type.
-
-        Raises:
-            ProblemError: if this executor lacks the rank's messages to itself.
-        """
+        """Return all messages of one type; raises what :meth:`everything` raises."""
         return of_type(self.everything(), wanted)
 
     def everything(self) -> Sequence[Message]:
-        """Return all messages.
-
-        Raises:
-            ProblemError: if this executor lacks the rank's messages to itself.
-        """
+        """Return all messages; raises ProblemError if this executor lacks the rank's messages to itself."""
         if self._all is None:
             self._all = [*self.arrived, *self.own()]
         return self._all
@@ -196,11 +188,7 @@ class Phase(Protocol):
     """The work of a rank between two exchanges; pure, except for files on its executor."""
 
     def __call__(self, me: Participant, inbox: Inbox) -> Iterator[Send]:
-        """Yield the messages to send.
-
-        Raises:
-            ProblemError: before the first message, if the step cannot be completed.
-        """
+        """Yield messages to send; raises ProblemError, before the first, if the step cannot be completed."""
         ...
 
 

@@ -43,11 +43,7 @@ class Weights:
 
     @property
     def params(self) -> Array:
-        """Flat trainable parameters; fetched at first use.
-
-        Raises:
-            TaskError: if they cannot be fetched.
-        """
+        """Flat trainable parameters, fetched at first use; raises TaskError if they cannot be fetched."""
         if self._params is None:
             assert self._fetch is not None
             self._params = self._fetch()
@@ -55,19 +51,11 @@ class Weights:
 
     @property
     def snapshot(self) -> Snapshot:
-        """Weights and buffers; fetched at first use.
-
-        Raises:
-            TaskError: if they cannot be fetched.
-        """
+        """Weights and buffers, fetched at first use; raises TaskError if they cannot be fetched."""
         return Snapshot(self.params, self.buffers, self.counters)
 
     def publish(self) -> Published:
-        """Make them available to tasks; once.
-
-        Raises:
-            TaskError: if they cannot be fetched.
-        """
+        """Make them available to tasks, once; raises TaskError if they cannot be fetched."""
         if self._published is None:
             arrays = {"params": self.params, "buffers": self.buffers, "counters": self.counters}
             self._published = self._cluster.publish(frame.pack({"kind": "weights"}, arrays))

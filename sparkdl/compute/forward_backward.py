@@ -125,9 +125,6 @@ class ForwardBackward:
         """Return the iteration's rows, their columns, and their batches, one for each step.
 
         Random numbers begin anew, for those of the transform.
-
-        Raises:
-            ProblemError: if the partition's files are missing, or rows cannot be read from those of a scan.
         """
         spec, partition = worker.spec, token.partition
         try:

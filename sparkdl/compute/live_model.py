@@ -175,11 +175,7 @@ def bring(
     start: Start,
     version: ModelVersion,
 ) -> LiveModel:
-    """Return this process's model, brought to a version.
-
-    Raises:
-        ProblemError: if this executor lacks the files for it.
-    """
+    """Return this process's model, brought to a version; raises ProblemError if this executor lacks files."""
     if live is not None and live.version == version and live.is_between(start, version):
         return live
     change = read_change(spec, files, version)

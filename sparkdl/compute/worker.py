@@ -92,11 +92,7 @@ class Worker:
         return replica
 
     def look(self, replica: FlatModule, batch: Batch, frozen: Sequence[int]) -> None:
-        """Look, now and then, whether forward has changed what cannot travel.
-
-        Raises:
-            ModelError: naming it.
-        """
+        """Look, now and then, whether forward has changed what cannot travel; raises ModelError naming it."""
         self._lookouts[replica].step(batch, frozen)
 
     def end_task(self) -> None:

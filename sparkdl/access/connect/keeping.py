@@ -61,11 +61,7 @@ class Keeping:
     _told: set[str] = field(default_factory=set)
 
     def keep(self, frames: ConnectFrames) -> None:
-        """Keep frames on the executors that compute them.
-
-        Raises:
-            Exception: Spark's, if the frames cannot be computed.
-        """
+        """Keep frames on the executors that compute them; raises Spark's error if they cannot be computed."""
         frames.persisted = frames.stays = True
         try:
             frames.df.persist()

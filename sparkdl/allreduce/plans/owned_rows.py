@@ -77,13 +77,8 @@ class RowChange:
 def bring(me: Participant, point: Point, change: Callable[[RowOwner], RowChange] | None = None) -> RowOwner:
     """Return what this rank owns at a point of the group.
 
-    Args:
-        me: the rank.
-        point: the point.
-        change: makes the last change of the chain; ``None`` if that was made before.
-
-    Raises:
-        ProblemError: if this executor lacks what came before.
+    ``change`` makes the last change of the chain; it is ``None`` if that was made before. Raises ProblemError
+    if this executor lacks what came before.
     """
     worker, chain = me.worker, point.chain
     owner = worker.owners.get((me.rank, me.ranks))

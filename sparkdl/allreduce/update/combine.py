@@ -150,9 +150,6 @@ def weighted_mean(parts: Sequence[WeightedPart], total: float | None = None) -> 
     Args:
         parts: at least one; the mean takes the memory of the first one that is owned.
         total: the sum of all weights, if these are not all parts: their share of the mean is returned then.
-
-    Raises:
-        NonFiniteMeanError: if an element is NaN or infinite.
     """
     ordered = sorted(parts, key=lambda part: part.source)
     values = [part.array for part in ordered]

@@ -89,11 +89,7 @@ class Connection:
         self.queued += _HEADER.size + nbytes
 
     def flush(self) -> bool:
-        """Send what there is room for; return whether that was everything.
-
-        Raises:
-            ClosedError: if the peer is gone.
-        """
+        """Send what there is room for; return whether it was all; raises ClosedError if the peer is gone."""
         out = self._out
         while out:
             try:

@@ -369,11 +369,7 @@ class _Meeting:
 
 
 def endpoint_of(fit_id: str, secret: bytes, driver: str) -> Endpoint:
-    """Return this process's endpoint for a fit, made at first use.
-
-    Raises:
-        OSError: if this machine cannot listen.
-    """
+    """Return this process's endpoint for a fit, made at first use; raises OSError if it cannot listen."""
     found = _endpoints.get(fit_id)
     if found is not None and found.secret != secret:  # of the partitions before a resize
         close_endpoint(fit_id)

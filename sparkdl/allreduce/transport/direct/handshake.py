@@ -55,11 +55,7 @@ class Handshake:
         self._arrived = bytearray()
 
     def begin(self) -> None:
-        """Send the dialer's number, once the socket is connected.
-
-        Raises:
-            RefusedError: if the connection is gone.
-        """
+        """Send the dialer's number, once the socket is connected; raises RefusedError if that is gone."""
         self._send(self._number)
 
     def advance(self) -> bytes | None:
