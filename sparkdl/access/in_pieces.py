@@ -34,8 +34,7 @@ _BLOCK_BYTES = 32 << 20
 """So much of a frame lies in one block of a chain's shuffle at most: Spark fetches a larger one into a file
 first, from ``spark.network.maxRemoteBlockSizeFetchToMem`` on, and otherwise holds it in memory as a whole."""
 
-_COLLECTED_BYTES = 256 << 20
-"""One job sends the driver about so many bytes of what stays."""
+_COLLECTED_BYTES = 256 << 20  # one job sends the driver about so many bytes of what stays
 
 _HEAP_SHARE = 16
 """One task sends at most one part in so many of its heap, which holds a task's result up to three times."""

@@ -52,11 +52,9 @@ _REPLICATED_DIRECTLY = 8 << 20
 """The same where tasks exchange directly, and an update needs no sum over all weights: the second exchange of
 the sharded plan takes 1 ms there, and each task updates its shard in place of all weights."""
 
-_MOST_SHARD_BYTES = 256 << 20
-"""Shards of up to this size may be gathered."""
+_MOST_SHARD_BYTES = 256 << 20  # shards of up to this size may be gathered
 
-_RETURNED_BYTES = 16 << 20
-"""Weights of up to this size go to the driver at the end of each group."""
+_RETURNED_BYTES = 16 << 20  # weights of up to this size go to the driver at the end of each group
 
 _TABLES_BYTES = 16 << 20
 """From tables of this size on row-sparse gradients make the replicated plan the automatic choice."""
@@ -64,8 +62,7 @@ _TABLES_BYTES = 16 << 20
 _REST = 4
 """And if everything else is at most one part in so many of the weights: it goes from all to all, too."""
 
-_ROWS_BYTES = 8 << 20
-"""About what the rows of a large batch take, of all partitions; nobody knows beforehand."""
+_ROWS_BYTES = 8 << 20  # about what the rows of a large batch take, of all partitions; nobody knows beforehand
 
 _LOCALITY = "spark.shuffle.reduceLocality.enabled"
 

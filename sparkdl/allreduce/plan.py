@@ -254,11 +254,9 @@ def steps_of_group(wanted: float, each: float, fixed: float) -> int:
     return max(1, int(max(wanted, min(fixed / _FIXED_SHARE, _LONGEST_SECONDS)) / each))
 
 
-_SCANNED_BYTES = 64 << 10
-"""Tables of this size and more are looked through for rows of zeros."""
+_SCANNED_BYTES = 64 << 10  # tables of this size and more are looked through for rows of zeros
 
-_WORTHWHILE = 1.5
-"""Rows go alone if the table has so many times more."""
+_WORTHWHILE = 1.5  # rows go alone if the table has so many times more
 
 
 def gradient_shards(

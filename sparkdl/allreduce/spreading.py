@@ -7,8 +7,7 @@ from typing import Protocol
 from sparkdl.allreduce.cluster import Cluster
 from sparkdl.data.store.build import PartitionStore
 
-_MOST_MOVES = 3
-"""So often partitions are moved after a loss: an executor may be there, and take no tasks."""
+_MOST_MOVES = 3  # so often partitions are moved after a loss: an executor may be there, and take no tasks
 
 
 class Placed(Protocol):

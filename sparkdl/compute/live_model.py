@@ -32,8 +32,7 @@ from sparkdl.wire.held import Shared
 from sparkdl.wire.touched_rows import TouchedRows
 
 _CHANGE = "change"
-_MOST_SLOTS = 32
-"""For the processes of so many task slots changes stay, if these have run no task meanwhile."""
+_MOST_SLOTS = 32  # for the processes of so many task slots changes stay, if these have run no task meanwhile
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,14 +26,11 @@ _ROOT = "sparkdl-fits"
 _DRAFT = "draft-"
 _LENGTH = struct.Struct("<q56x")  # as long as an array's alignment in a frame
 _WRITE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-_MOST_BUFFERS = 1024
-"""As many as Linux writes at once."""
+_MOST_BUFFERS = 1024  # as many as Linux writes at once
 
-_SMALL = 256 << 10
-"""Up to so many bytes reading takes less time than mapping."""
+_SMALL = 256 << 10  # up to so many bytes reading takes less time than mapping
 
-_MOST_HELD = 1 << 30
-"""Larger files are not held in memory: the system can take a disk's cache back."""
+_MOST_HELD = 1 << 30  # larger files are not held in memory: the system can take a disk's cache back
 
 # Paths are strings in here: for a small model pathlib takes a tenth of a task's time.
 

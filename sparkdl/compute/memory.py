@@ -10,8 +10,7 @@ _NEVER = 2**31 - 1
 _LARGE = 16 << 20
 """Blocks of this size and more are mapped: in holes between others few would fit, and each hole is a loss."""
 
-_MOST_FREE = 32 << 20
-"""Freed memory above this size is returned to the system at the next check."""
+_MOST_FREE = 32 << 20  # freed memory above this size is returned to the system at the next check
 
 
 def keep_freed_memory() -> None:

@@ -40,14 +40,11 @@ _log = logging.getLogger("sparkdl")
 _INLINE_BYTES = 8 << 20
 """Weights and state of up to so many bytes travel inside of tasks. A plan may have 128 MB."""
 
-_FIXED_BYTES = 1 << 20
-"""Up to so many bytes that are sent with every job travel inside of tasks."""
+_FIXED_BYTES = 1 << 20  # up to so many bytes that are sent with every job travel inside of tasks
 
-_LINGER_SECONDS = 0.1
-"""A task that is to run once in each slot stays there for so long."""
+_LINGER_SECONDS = 0.1  # a task that is to run once in each slot stays there for so long
 
-_WAIT_SECONDS = 30.0
-"""So long executors are waited for."""
+_WAIT_SECONDS = 30.0  # so long executors are waited for
 
 _LOOKS = 30
 """Looking for executors is a job. After one nobody looks again for so many times as long as it has taken."""

@@ -28,8 +28,7 @@ _log = logging.getLogger("sparkdl")
 Row = tuple[int, int, bytes]
 """Key, source and piece of a frame."""
 
-_ATTEMPTS = 3
-"""So often the files of a group are looked for: a task may run elsewhere once."""
+_ATTEMPTS = 3  # so often the files of a group are looked for: a task may run elsewhere once
 
 
 class Runs(Protocol):

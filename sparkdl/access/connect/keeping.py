@@ -19,8 +19,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("sparkdl")
 
-_NOT_SUPPORTED = "0A000"
-"""SQLSTATE of what a server does not have."""
+_NOT_SUPPORTED = "0A000"  # SQLSTATE of what a server does not have
 
 _IN_WORDS = ("not supported", "unsupported", "not available", "not allowed", "not implemented")
 

@@ -31,8 +31,7 @@ ARROW_SCHEMA = pa.schema([("key", pa.int32()), ("frame", pa.binary())])
 LOST = b"\0sparkdl: this executor does not have it"
 """What a task yields in place of what it was to read."""
 
-_BATCH_BYTES = 1 << 20
-"""About so many bytes are one Arrow batch."""
+_BATCH_BYTES = 1 << 20  # about so many bytes are one Arrow batch
 
 _PIECE_BYTES = 256 << 10
 

@@ -55,15 +55,13 @@ from sparkdl.keyed.mix import owners
 from sparkdl.nn.embedding import embedding_variables
 from sparkdl.wire.frame import Array, Packed
 
-_ROWS_BYTES = 1 << 20
-"""About what the rows of a batch take; nobody knows beforehand."""
+_ROWS_BYTES = 1 << 20  # about what the rows of a batch take; nobody knows beforehand
 
 _KEPT_BYTES = 32 << 20
 """What stays is on disks from this size on: a group keeps tens of megabytes, and groups add up. On Spark
 Connect by shuffles it comes to the driver by several jobs, each of a part."""
 
-_LONGEST_GROUP = 100
-"""Steps of a group: the changes of a group are kept until its end."""
+_LONGEST_GROUP = 100  # steps of a group: the changes of a group are kept until its end
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -216,10 +216,8 @@ def _too_many(arrived: Sequence[Message], allowance: Allowance | None) -> bool:
     return dropped > allowance.most * (dropped + sum(int(report["rows"]) for report in reports))
 
 
-_LEFT = "left"
-"""Kind of the frame that stands for messages which a rank has left for itself on its executor."""
-_BUNDLE = "bundle"
-"""Kind of the frame that carries them, where they do not stay."""
+_LEFT = "left"  # kind of the frame that stands for messages which a rank has left for itself on its executor
+_BUNDLE = "bundle"  # kind of the frame that carries them, where they do not stay
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,8 +25,7 @@ from sparkdl.wire.held import Held, Owned, Shared
 from sparkdl.wire.layout import ParamLayout
 from sparkdl.wire.touched_rows import TouchedRows
 
-_BLOCK = 1 << 16
-"""So many numbers are summed over all sources while they are in the processor's cache."""
+_BLOCK = 1 << 16  # so many numbers are summed over all sources while they are in the processor's cache
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,11 +21,9 @@ _HEADER = struct.Struct("<BxxxIQQII")  # kind, number, group, bytes that follow,
 ALL = 2**32 - 1
 """Receiver of a message that is for all ranks of a process."""
 
-_SCRATCH = 64 << 10
-"""So much is read at a time, unless a payload is longer."""
+_SCRATCH = 64 << 10  # so much is read at a time, unless a payload is longer
 
-_MOST_BUFFERS = 512
-"""So many buffers are handed to the system at once; Linux takes 1,024."""
+_MOST_BUFFERS = 512  # so many buffers are handed to the system at once; Linux takes 1,024
 
 
 class ClosedError(Exception):

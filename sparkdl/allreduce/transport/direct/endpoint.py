@@ -21,22 +21,18 @@ from sparkdl.allreduce.transport.direct.peer import LostPeerError, Peer, new_id,
 _MOST_STRANGERS = 256
 """So many that have not proved anything are listened to at a time; of more the oldest is turned away."""
 
-_MOST_AT_ONCE = 32
-"""So many are let in before those that are there are listened to again."""
+_MOST_AT_ONCE = 32  # so many are let in before those that are there are listened to again
 
-_REDIAL_SECONDS = 0.05
-"""After so long a peer is dialled again that was there, and has closed the connection."""
+_REDIAL_SECONDS = 0.05  # after so long a peer is dialled again that was there, and has closed the connection
 
 _NEWCOMER_SECONDS = 0.5
 """So long a new process may take to appear, once all that might run the absent ranks are gone."""
 
-_PROBE_SECONDS = 0.2
-"""After so long it is looked whether members that have not dialled are there at all."""
+_PROBE_SECONDS = 0.2  # after so long it is looked whether members that have not dialled are there at all
 
 _NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
-_PROOF_SECONDS = 2.0
-"""So long may a stranger take to prove the secret."""
+_PROOF_SECONDS = 2.0  # so long may a stranger take to prove the secret
 
 _DEAF_SECONDS = 0.05
 """For so long nobody is let in after the system had no socket for one, and no stranger's could be taken."""

@@ -15,17 +15,14 @@ from sparkdl.compute.worker import FitRef
 from sparkdl.data.store.build import PartitionStore
 from sparkdl.wire import frame
 
-_MOST_MEMBERS = 4
-"""So many processes for each rank are remembered."""
+_MOST_MEMBERS = 4  # so many processes for each rank are remembered
 
-_IDLE_SECONDS = 45.0
-"""Spark ends Python processes that had no task for a minute."""
+_IDLE_SECONDS = 45.0  # Spark ends Python processes that had no task for a minute
 
 _DISMISSALS = 3
 """So many jobs try to reach all: a busy executor's slots may be taken, or a process may get two tasks."""
 
-_MOST_TURNS = 3
-"""So many more processes than slots an executor may have."""
+_MOST_TURNS = 3  # so many more processes than slots an executor may have
 
 _log = logging.getLogger("sparkdl")
 

@@ -12,8 +12,7 @@ from sparkdl.allreduce.transport.direct.peer import LostPeerError
 from sparkdl.wire import frame
 from sparkdl.wire.frame import Buffer, Parts
 
-_EARLY_BYTES = 256 << 10
-"""So much is sent at once, while the rank computes what else it has to send."""
+_EARLY_BYTES = 256 << 10  # so much is sent at once, while the rank computes what else it has to send
 
 Arrived = dict[int, list[tuple[int, Buffer]]]
 """Sender and message of what has arrived, by rank."""

@@ -11,8 +11,7 @@ from sparkdl.access.stages import Host
 from sparkdl.allreduce.transport.direct.task import GetReady
 from sparkdl.data.store.build import PartitionStore
 
-_READY_SECONDS = 60.0
-"""So long executors that have come may take to get ready."""
+_READY_SECONDS = 60.0  # so long executors that have come may take to get ready
 
 
 @dataclass(frozen=True, slots=True)
