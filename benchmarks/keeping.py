@@ -23,6 +23,13 @@ def write(path: str | Path | None, found: Any) -> None:
     draft.replace(path)
 
 
+def add(path: str | Path | None, rows: list[Row], row: Row) -> None:
+    """Tell a row as soon as it is measured, and write it with those before."""
+    print(json.dumps(row), file=sys.stderr, flush=True)
+    rows.append(row)
+    write(path, rows)
+
+
 @contextmanager
 def cut_off() -> Iterator[list[str]]:
     """Let the block end early by SIGTERM or Ctrl-C; yields a list that then names the cause.

@@ -43,11 +43,12 @@ import keeping
 import numpy as np
 import psutil
 import torch
+from scale import SMALL, process_seconds, small_executors, watched
+from sync import table
 from torch import nn
 
 from sparkdl import Dataset, Trainer, session
-from sparkdl.allreduce import choose
-from sparkdl.allreduce.transport.base import Group, GroupResult
+from sparkdl.allreduce.transport.base import Group
 from sparkdl.train import MaxIteration
 from sparkdl.train.planning import costs
 
@@ -57,13 +58,11 @@ from support.hosts import Hosts, hosts, unavailable
 _BITS = {"mbit": 1e6, "gbit": 1e9}
 _SPARE_BYTES = 2 << 30  # that must stay free
 _PORT, _PIECE, _PLAIN_ROUNDS = 5555, 256 << 10, 9
-_TICKS = os.sysconf("SC_CLK_TCK")
 _ESTABLISHED = "01"  # in Linux's tables
 _WARM = 1  # groups of a fit before the first one counts
 _MEASURED = 3  # groups of a fit that count
 _GROUP_SECONDS = 5.0  # of the shorter kind
 _MOST_STEPS = 10  # of the shorter kind
-_SMALL = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -Xss512k -Xmn64m -XX:ReservedCodeCacheSize=64m"
 
 
 def arguments() -> argparse.Namespace:
@@ -135,15 +134,15 @@ class Clock:
     Attributes:
         outside: the namespace of networks of processes that are on no host.
         begun: these two, of each group.
-        tasks: for each group, whether it went directly.
+        fallen_back: groups that did not go directly, or found somebody lost.
     """
 
     outside: str
     begun: list[tuple[float, float]] = field(default_factory=list)
-    tasks: list[int] = field(default_factory=list)
+    fallen_back: int = 0
 
-    def tick(self) -> None:
-        """Note a moment."""
+    def begin(self, group: Group) -> None:
+        """Note the start of a group."""
         self.begun.append((time.perf_counter(), processor_seconds(self.outside)))
 
 
@@ -157,43 +156,17 @@ def processor_seconds(outside: str) -> float:
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # it has ended
             if os.readlink(folder / "ns" / "net") != outside:
-                fields = (folder / "stat").read_text().rpartition(")")[2].split()
-                total += (int(fields[11]) + int(fields[12])) / _TICKS
+                total += process_seconds(folder.name)
     return total
-
-
-@contextlib.contextmanager
-def watched(clock: Clock) -> Any:
-    """Let the direct transport of the fits in this block note its groups."""
-    kind: Any = choose.DirectTransport
-
-    class Watched(kind):  # type: ignore[misc]
-        def run(self, group: Group) -> GroupResult:
-            clock.tick()
-            result: GroupResult = super().run(group)
-            clock.tasks.append(int(result.direct))
-            return result
-
-    choose.DirectTransport = Watched  # type: ignore[misc]
-    try:
-        yield
-    finally:
-        choose.DirectTransport = kind  # type: ignore[misc]
 
 
 def drive(args: argparse.Namespace) -> None:
     """Run the fits of one number of hosts and one rate; print a line of JSON for each of parameters."""
     (count,), (rate,) = args.hosts, args.rates
     conf = {
+        **small_executors(args.memory),
+        "spark.executor.extraJavaOptions": f"{SMALL} -Xmn64m",
         "spark.cores.max": str(count),
-        "spark.executor.cores": "1",
-        "spark.executor.memory": args.memory,
-        "spark.executor.extraJavaOptions": _SMALL,
-        "spark.executorEnv.MALLOC_ARENA_MAX": "2",
-        "spark.driver.memory": "2g",
-        "spark.ui.enabled": "false",
-        "spark.scheduler.minRegisteredResourcesRatio": "1.0",
-        "spark.scheduler.maxRegisteredResourcesWaitingTime": "300s",
         "spark.locality.wait": "0s",
     }
     spark = session.builder(args.master, app_name="links", conf=conf).getOrCreate()
@@ -217,7 +190,7 @@ def fit(
     clock = Clock(args.outside)
     with (
         Dataset.from_numpy(rows, rows[:, :1].copy(), spark=spark, num_partitions=count) as data,
-        watched(clock),
+        watched("direct", clock),
     ):
         Trainer(
             Vector(numel, args.compute),
@@ -232,8 +205,8 @@ def fit(
             iterations_per_job=steps,
             commit_every=0,
         ).fit(data)
-    if not all(clock.tasks):
-        raise RuntimeError(f"{clock.tasks.count(0)} of {len(clock.tasks)} groups did not go directly")
+    if clock.fallen_back:
+        raise RuntimeError(f"{clock.fallen_back} of {len(clock.begun)} groups did not go directly")
     moments = clock.begun
     lasted = [later[0] - sooner[0] for sooner, later in itertools.pairwise(moments)]
     (start, before), (end, after) = moments[_WARM], moments[-1]
@@ -359,12 +332,7 @@ class Watch:
 
 def measure(args: argparse.Namespace, rows: list[keeping.Row]) -> None:
     """Measure, and leave a row per number of hosts, rate and number of parameters in ``rows``."""
-
-    def add(row: keeping.Row) -> None:
-        print(json.dumps(row), file=sys.stderr, flush=True)
-        rows.append(row)
-        keeping.write(args.json, rows)
-
+    add = partial(keeping.add, args.json, rows)
     sizes = sorted(map(int, args.parameters))
     each = {numel: 600e6 + 24 * numel for numel in sizes}  # bytes of a host, first guesses
     for count in sorted(args.hosts):
@@ -426,10 +394,8 @@ COLUMNS += ("processor_share", "group_seconds", "first_group_seconds", "connecti
 
 def show(rows: list[keeping.Row]) -> None:
     """Print the table."""
-    print("| " + " | ".join(COLUMNS) + " |\n|" + "---|" * len(COLUMNS))
-    for row in rows:
-        flat = {**row, "rate": row.get("rate", row.get("skipped"))}
-        print("| " + " | ".join(str(flat.get(name, "")) for name in COLUMNS) + " |")
+    flat = [{**row, "rate": row.get("rate", row.get("skipped"))} for row in rows]
+    table(COLUMNS, [[row.get(name) for name in COLUMNS] for row in flat])
 
 
 def main() -> int:

@@ -26,7 +26,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import os
 import statistics
 import sys
@@ -34,8 +33,9 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import keeping
 import numpy as np
@@ -59,7 +59,7 @@ _IDLE_SECONDS = 5.0
 _SPARE_BYTES = 2 << 30  # that must stay free
 _FIRST_GUESS = 900e6  # bytes of an executor, before one was measured
 _TICKS = os.sysconf("SC_CLK_TCK")
-_SMALL = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -Xss512k -XX:ReservedCodeCacheSize=64m"
+SMALL = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -Xss512k -XX:ReservedCodeCacheSize=64m"
 
 
 def arguments() -> argparse.Namespace:
@@ -101,10 +101,14 @@ class Clocks:
     @classmethod
     def read(cls, pid: int, *, threads: bool = False) -> Clocks:
         """Read them."""
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        jvm = (int(fields[11]) + int(fields[12])) / _TICKS
         found = by_thread(pid) if threads else Counter[str]()
-        return cls(time.perf_counter(), jvm, time.process_time(), found)
+        return cls(time.perf_counter(), process_seconds(pid), time.process_time(), found)
+
+
+def process_seconds(pid: int | str) -> float:
+    """Return the processor seconds of a process so far."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / _TICKS
 
 
 def by_thread(pid: int) -> Counter[str]:
@@ -157,8 +161,17 @@ class Enough(Trigger):
         return spent > (self.seconds if len(self.groups.begun) >= _LEAST_GROUPS else 4 * self.seconds)
 
 
+class Watcher(Protocol):
+    """Notes groups as they begin, and counts those that went otherwise than they should."""
+
+    fallen_back: int
+
+    def begin(self, group: Group) -> None:
+        """Note the start of a group."""
+
+
 @contextlib.contextmanager
-def watched(transport: str, groups: Groups) -> Any:
+def watched(transport: str, groups: Watcher) -> Any:
     """Let the transport of the fits in this block note its groups."""
     name = TRANSPORTS[transport]
     kind: Any = getattr(choose, name)
@@ -197,12 +210,7 @@ def executors_bytes() -> tuple[list[int], list[int]]:
 
 def run(args: argparse.Namespace, rows: list[keeping.Row]) -> None:
     """Measure, and leave a row per number of executors, transport and steps in a job in ``rows``."""
-
-    def add(row: keeping.Row) -> None:
-        print(json.dumps(row), file=sys.stderr, flush=True)
-        rows.append(row)
-        keeping.write(args.json, rows)
-
+    add = partial(keeping.add, args.json, rows)
     each = _FIRST_GUESS
     for executors in sorted(args.executors):
         room = psutil.virtual_memory().available - _SPARE_BYTES
@@ -214,21 +222,28 @@ def run(args: argparse.Namespace, rows: list[keeping.Row]) -> None:
         each = found or each
 
 
+def small_executors(memory: str) -> dict[str, str]:
+    """Return confs of executors of one core that take little memory, and all of which are waited for."""
+    return {
+        "spark.executor.memory": memory,
+        "spark.executor.cores": "1",
+        "spark.executor.extraJavaOptions": SMALL,
+        "spark.executorEnv.MALLOC_ARENA_MAX": "2",  # an arena per thread takes memory
+        "spark.driver.memory": "2g",
+        "spark.ui.enabled": "false",
+        "spark.scheduler.minRegisteredResourcesRatio": "1.0",
+        "spark.scheduler.maxRegisteredResourcesWaitingTime": "300s",
+    }
+
+
 def measure_session(
     args: argparse.Namespace, executors: int, add: Callable[[keeping.Row], None]
 ) -> float | None:
     """Measure with so many executors; return the bytes of one."""
     heap = int(args.memory.removesuffix("m"))
     conf = {
-        "spark.executor.memory": args.memory,
-        "spark.executor.cores": "1",
-        "spark.executor.extraJavaOptions": _SMALL,
-        "spark.executorEnv.GLIBC_TUNABLES": "",  # huge pages, and an arena per thread, take memory
-        "spark.executorEnv.MALLOC_ARENA_MAX": "2",
-        "spark.driver.memory": "2g",
-        "spark.ui.enabled": "false",
-        "spark.scheduler.minRegisteredResourcesRatio": "1.0",
-        "spark.scheduler.maxRegisteredResourcesWaitingTime": "300s",
+        **small_executors(args.memory),
+        "spark.executorEnv.GLIBC_TUNABLES": "",  # huge pages take memory
         **dict(pair.split("=", 1) for pair in args.conf),
     }
     master = f"local-cluster[{executors},1,{heap}]"

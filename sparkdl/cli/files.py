@@ -80,7 +80,7 @@ def _open(path: str) -> tuple[ds.Dataset, Csv | None]:
         if is_csv(path):
             return open_csv(path)
         system, folder = fs.FileSystem.from_uri(path) if is_url(path) else (fs.LocalFileSystem(), path)
-        if why := why_not_all(system, folder, f"--data {path!r}"):
+        if why := why_not_all(system, folder, f"--data {path!r}", set()):
             raise ConfigError(why, code="config-command")
         return ds.dataset(path, format="parquet"), None
     except FileNotFoundError as error:

@@ -82,17 +82,21 @@ def _root(path: str) -> str:
     return f"{parts.scheme}://{parts.netloc}" if is_url(path) else "this machine's files"
 
 
-def why_not_all(system: Any, folder: str, path: str) -> str:
+def why_not_all(system: Any, folder: str, path: str, seen: set[str]) -> str:
     """Return why the rows of a folder's files are not those of a table; empty if nothing says so.
 
     Args:
         system: the file system.
         folder: as it knows it.
         path: as a caller has given it.
+        seen: folders of which nothing says so, by earlier calls; with all above this one afterwards.
     """
     parts = folder.rstrip("/").split("/")
     for number in range(len(parts), 0, -1):
         root = "/".join(parts[:number])
+        if root in seen:
+            return ""
+        seen.add(root)
         with nullcontext() if number == len(parts) else suppress(OSError):  # above, nothing may be readable
             for info in system.get_file_info([f"{root}/{mark}" for mark in _TABLES]):
                 mark = info.path.rpartition("/")[2]
@@ -106,9 +110,10 @@ def why_not_all(system: Any, folder: str, path: str) -> str:
 def _is_mark(system: Any, info: Any, mark: str) -> bool:
     from pyarrow import fs
 
-    if mark != "metadata" or info.type != fs.FileType.Directory:
-        return bool(info.type != fs.FileType.NotFound and mark != "metadata")
-    return any(each.path.endswith(_OF_ICEBERG) for each in system.get_file_info(fs.FileSelector(info.path)))
+    if mark != "metadata":
+        return bool(info.type != fs.FileType.NotFound)
+    within = system.get_file_info(fs.FileSelector(info.path)) if info.type == fs.FileType.Directory else ()
+    return any(each.path.endswith(_OF_ICEBERG) for each in within)
 
 
 def list_files(paths: Sequence[str], storage: Storage) -> list[tuple[File, str]]:
@@ -120,6 +125,7 @@ def list_files(paths: Sequence[str], storage: Storage) -> list[tuple[File, str]]
     from pyarrow import fs
 
     found: list[tuple[File, str]] = []
+    seen: set[str] = set()
     for path in paths:
         system, own = file_system(path, storage)
         try:
@@ -129,7 +135,7 @@ def list_files(paths: Sequence[str], storage: Storage) -> list[tuple[File, str]]
             if info.type == fs.FileType.File:
                 found.append((_file(info), info.base_name))
                 continue
-            if why := why_not_all(system, own, path):
+            if why := why_not_all(system, own, path, seen):
                 raise ConfigError(why)
             listed = system.get_file_info(fs.FileSelector(own, recursive=True))
         except OSError as error:

@@ -39,7 +39,9 @@ class HookCalls:
         known = {spec.name for spec in self._run.layout.params}
         for name, p in self._run.module.named_parameters():
             # Parameters of the layout that are frozen are not for a moment while the module is copied.
-            if p.requires_grad if name not in known else name in self._trained and not p.requires_grad:
+            frozen = name in known and name in self._trained and not p.requires_grad
+            unfrozen = name not in known and p.requires_grad
+            if frozen or unfrozen:
                 raise ConfigError(
                     f"requires_grad of {name!r} became {p.requires_grad} while the run goes on, which trains "
                     "a copy of the module: it has no effect. Give hooks=[Freeze(pattern), Unfreeze(pattern, "
