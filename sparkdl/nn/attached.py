@@ -62,13 +62,30 @@ def begin(module: nn.Module, batch: Batch) -> None:
     if before is None:
         own.on_train_start()
     if before != batch.epoch:
+        _begin_epoch(own)
         setattr(module, _EPOCH, batch.epoch)
-        own.on_train_epoch_start()
     if own.on_train_batch_start(users_batch(batch), 0) == -1:
         raise ModelError(
             f"{type(module).__name__}.on_train_batch_start returned -1, which skips the rest of an epoch; "
             "here an epoch visits each row: leave rows out of the Dataset",
             code="model-output",
+        )
+
+
+def _begin_epoch(module: Any) -> None:
+    """Run the hook of an epoch, which must freeze nothing: a process that begins later has not run it."""
+    trained = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
+    module.on_train_epoch_start()
+    frozen = [(name, p) for name, p in trained if not p.requires_grad]
+    for _, p in frozen:
+        p.requires_grad_(True)
+    if frozen:
+        name = frozen[0][0]
+        raise ModelError(
+            f"{type(module).__name__}.on_train_epoch_start froze parameter {name!r}, which a process "
+            f"that takes part from a later epoch on would train; give hooks=[Freeze({name!r}, from_epoch=...)] of "
+            "sparkdl.train, or freeze it in on_train_start for the whole fit",
+            code="model-state",
         )
 
 

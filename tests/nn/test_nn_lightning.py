@@ -199,6 +199,24 @@ def test_hooks_that_begin_something_run_where_it_begins():
     assert (module.current_epoch, module.global_step) == (0, 0)
 
 
+def test_a_hook_of_an_epoch_freezes_nothing_for_later_processes_would_train_it():
+    class Freezes(Own):
+        def on_train_start(self):
+            next(self.parameters()).requires_grad_(False)  # in each process, so it may
+
+        def on_train_epoch_start(self):
+            if self.current_epoch == 1:
+                list(self.parameters())[-1].requires_grad_(False)
+
+    module = Freezes(lambda m: SGD(m.parameters()))
+    last = list(dict(module.named_parameters()))[-1]
+    step(module)
+    for _ in range(2):  # a second attempt does not pass over it
+        with pytest.raises(ModelError, match=f"on_train_epoch_start froze parameter '{last}'.*from_epoch="):
+            step(module, replace(batch(), epoch=1))
+    assert [p.requires_grad for p in module.parameters()][-1]
+
+
 def test_hooks_that_will_not_run_are_told():
     class Hooked(Own):
         def on_train_epoch_end(self):
