@@ -102,7 +102,7 @@ def torch_epoch(folder: Path, buffer: int, seed: int) -> Batches:
 def store_epoch(folder: Path, buffer: int, seed: int) -> Batches:
     """Yield the batches of ``Dataset.from_torch``, as the one task of a fit reads them."""
     from sparkdl import Dataset, session
-    from sparkdl.data.sampler import Place
+    from sparkdl.data.sampler import EpochPlace
 
     class RowGroups:
         """A map-style data set over Parquet files, which has one row group in memory."""
@@ -136,7 +136,7 @@ def store_epoch(folder: Path, buffer: int, seed: int) -> Batches:
     (token,) = Dataset.from_torch(RowGroups(folder), spark=spark, num_partitions=1).store().partitions
     steps = -(-token.rows // BATCH)
     for step in range(steps):
-        found = Place(0, step, steps, token.rows).rows(token, seed, True).read()
+        found = EpochPlace(0, step, steps, token.rows).rows(token, seed, True).read()
         yield found["features"], found["label"]
 
 

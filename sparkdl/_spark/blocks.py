@@ -13,7 +13,7 @@ DRIVER = "driver"
 """Id of the driver where executors have ids."""
 
 
-class Blocks:
+class BlockManager:
     """Asks Spark's block manager."""
 
     def __init__(self, jvm: Any, context: JavaObject) -> None:

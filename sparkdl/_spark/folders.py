@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-class Folders:
+class HadoopFolders:
     """Hadoop's file system of a path; paths are taken literally, and no pattern is expanded."""
 
     def __init__(self, spark: SparkSession, path: str) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import cloudpickle
 from pyspark.serializers import NoOpSerializer
 
-from sparkdl._spark.blocks import DRIVER, Blocks
+from sparkdl._spark.blocks import DRIVER, BlockManager
 from sparkdl._spark.frames import KEY_BASE, FrameSerializer, JavaObject, Once, Task, key, read_all
 from sparkdl._spark.session import live_executors
 from sparkdl.wire.frame import Parts
@@ -74,7 +74,7 @@ class FrameJobs:
         self._zip_function: JavaObject | None = None
         self._partitioners: dict[int, JavaObject] = {}
         self._rates: dict[tuple[int, ...], JavaObject] = {}
-        self._blocks = Blocks(self._jvm, self._context)
+        self._blocks = BlockManager(self._jvm, self._context)
 
     # -- building -----------------------------------------------------------------------------
 
@@ -248,7 +248,7 @@ class FrameJobs:
         return self._empty_at([known.get(name, "") for name in executors])
 
     def places(self, frames: JavaObject) -> list[str]:
-        """Return the id of an executor that holds each partition of a persisted RDD; see :class:`Blocks`."""
+        """Return the id of an executor that holds each partition of an RDD; see :class:`BlockManager`."""
         return self._blocks.places(frames)
 
     def _empty_at(self, locations: Iterable[str]) -> JavaObject:

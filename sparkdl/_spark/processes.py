@@ -26,7 +26,7 @@ _PROC = Path("/proc")
 
 
 @dataclass(frozen=True, slots=True)
-class Meeting:
+class TaskMeeting:
     """The tasks of a job on an executor wait for each other, so that each gets a process of its own."""
 
     tasks: int  # how many run there at a time; with one there is nothing to wait for

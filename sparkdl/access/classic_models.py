@@ -7,7 +7,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from sparkdl._spark.folders import Folders
+from sparkdl._spark.folders import HadoopFolders
 from sparkdl._spark.session import is_classic
 from sparkdl._spark.tasks import read_once
 from sparkdl.access.models import digest_of
@@ -43,9 +43,9 @@ class ClassicModels:
     spark: SparkSession
     runs_batches: bool = True
 
-    def folders(self, path: str) -> Folders | None:
+    def folders(self, path: str) -> HadoopFolders | None:
         """Return the file system of a path, if there is a JVM."""
-        return Folders(self.spark, path) if is_classic(self.spark) else None
+        return HadoopFolders(self.spark, path) if is_classic(self.spark) else None
 
     def in_small_tasks(self, rows: list[tuple[int, bytes]], schema: str) -> DataFrame:
         """Return each row in a task of its own, for tasks carry what the driver holds."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from sparkdl._spark.folders import Folders
+    from sparkdl._spark.folders import HadoopFolders
 
 
 class Lasting(Protocol):
@@ -51,7 +51,7 @@ class ModelAccess(Protocol):
         """Whether a function over the batches of a stream runs in this program."""
         ...
 
-    def folders(self, path: str) -> Folders | None:
+    def folders(self, path: str) -> HadoopFolders | None:
         """Return the file system of a path; ``None`` if the session can neither list nor rename files."""
         ...
 

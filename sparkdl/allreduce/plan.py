@@ -23,7 +23,7 @@ from sparkdl.compute.start import Start
 from sparkdl.compute.stopwatch import Stopwatch
 from sparkdl.compute.stragglers import Allowance
 from sparkdl.compute.worker import Worker
-from sparkdl.data.sampler import Place
+from sparkdl.data.sampler import EpochPlace
 from sparkdl.data.store.partition import Token
 from sparkdl.nn.flat import Weights
 from sparkdl.wire import frame
@@ -46,7 +46,7 @@ class Directives:
 class Step:
     """Everything that defines a step, so that it can run again."""
 
-    place: Place  # where it is in its epoch
+    place: EpochPlace  # where it is in its epoch
     iteration: int  # completed iterations before it
     directives: Directives = field(default_factory=Directives)  # instructions for its update
     frozen: tuple[int, ...] = ()  # parameters of the layout that are not trained

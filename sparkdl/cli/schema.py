@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from sparkdl.cli.delimited import Csv
 from sparkdl.cli.files import Files
-from sparkdl.cli.source import Kind, Source
+from sparkdl.cli.source import ColumnSource, Kind
 from sparkdl.exceptions import ConfigError, DataError
 
 Task = Literal["classification", "regression"]
@@ -70,7 +70,7 @@ def read_table(
 
 
 def table_of(
-    source: Source,
+    source: ColumnSource,
     label: str,
     features: Sequence[str] | None = None,
     task: Task | None = None,
@@ -140,7 +140,7 @@ def _scale(files: Files, table: Table) -> tuple[float, float] | None:
     return mean, deviation or 1.0
 
 
-def _check_nulls(source: Source, names: Sequence[str]) -> None:
+def _check_nulls(source: ColumnSource, names: Sequence[str]) -> None:
     bad = [f"{name} ({count})" for name, count in source.nulls(names).items() if count]
     if bad:
         raise DataError(
@@ -150,7 +150,7 @@ def _check_nulls(source: Source, names: Sequence[str]) -> None:
         )
 
 
-def _task(source: Source, label: str, task: Task | None) -> tuple[Task, tuple[str, ...]]:
+def _task(source: ColumnSource, label: str, task: Task | None) -> tuple[Task, tuple[str, ...]]:
     """Return what to do with a label of this type, and its classes."""
     kind = source.kinds[label]
     if kind.family != "text" and not kind.is_number:
@@ -176,7 +176,7 @@ def _task(source: Source, label: str, task: Task | None) -> tuple[Task, tuple[st
     return "classification", tuple(_text(value) for value in sorted(values))
 
 
-def _note(source: Source, label: str) -> str:
+def _note(source: ColumnSource, label: str) -> str:
     """Say that a label of fractions has few whole values, which may be classes; empty if it has not."""
     if source.kinds[label].family != "fraction":
         return ""

@@ -30,7 +30,7 @@ class Kind:
         return self.family in ("boolean", "integer", "fraction", "decimal")
 
 
-class Source(Protocol):
+class ColumnSource(Protocol):
     """Rows in columns of one type each."""
 
     @property

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from sparkdl import seeding
 from sparkdl.compute.spec import FitSpec
 from sparkdl.nn.batch import Batch
-from sparkdl.nn.changing import Result, Watch, refuse_attributes, refuse_moving
+from sparkdl.nn.changing import ChangeWatch, Result, refuse_attributes, refuse_moving
 from sparkdl.nn.embedding import embedding_variables
 from sparkdl.nn.flat import FlatModule
 from sparkdl.nn.gradient import forward_backward
@@ -67,7 +67,7 @@ class Lookout:
 
     def __init__(self, replica: FlatModule, spec: FitSpec, fresh: Callable[[], FitSpec]) -> None:
         self._replica, self._spec, self._fresh = replica, spec, fresh
-        self._watch = Watch(replica, [*parts_of(spec.objective).values()])
+        self._watch = ChangeWatch(replica, [*parts_of(spec.objective).values()])
         self._steps, self._next_trial = 0, _FIRST_TRIAL
 
     def step(self, batch: Batch, frozen: Sequence[int]) -> None:

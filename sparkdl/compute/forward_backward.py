@@ -28,7 +28,7 @@ from sparkdl.compute.stragglers import Allowance
 from sparkdl.compute.worker import Worker
 from sparkdl.data.collate import Collate, collated
 from sparkdl.data.columns import Structure
-from sparkdl.data.sampler import Place, Rows
+from sparkdl.data.sampler import EpochPlace, Rows
 from sparkdl.data.store import partition as store
 from sparkdl.data.store.manifest import Manifest
 from sparkdl.exceptions import DataError, ModelError
@@ -56,7 +56,7 @@ class Contribution:
 class ForwardBackward:
     """Forward and backward pass over a partition's rows of one iteration."""
 
-    place: Place  # the iteration's place in its epoch
+    place: EpochPlace  # the iteration's place in its epoch
     iteration: int  # completed iterations
     manifest: Manifest  # checksums of the partitions' first build
     frozen: tuple[int, ...] = ()  # parameters of the layout that are not trained now

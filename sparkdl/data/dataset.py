@@ -39,11 +39,11 @@ from sparkdl.data.ragged import ANY, kind_of
 from sparkdl.data.scan.delta import DeltaVersion
 from sparkdl.data.scan.files import absolute
 from sparkdl.data.scan.iceberg import IcebergSnapshot
-from sparkdl.data.scan.listing import Folders
+from sparkdl.data.scan.listing import ParquetFolders
 from sparkdl.data.scan.source import WINDOW, ScanSource
 from sparkdl.data.scan.storage import checked_storage
 from sparkdl.data.schema import is_pandas, plan_pandas
-from sparkdl.data.store.build import Partitions, PartitionStore, Source, build_store, delete, described
+from sparkdl.data.store.build import Partitions, PartitionStore, StoreSource, build_store, delete, described
 from sparkdl.data.store.dataframe import DataFrameSource
 from sparkdl.data.store.manifest import check_same_rows
 from sparkdl.exceptions import ConfigError, DataError
@@ -74,7 +74,7 @@ class Dataset:
         self,
         spark: SparkSession,
         plan: TablePlan,
-        source: Source,
+        source: StoreSource,
         num_partitions: Partitions,
         transform: Transform | None,
         collate: Collate | None = None,
@@ -273,7 +273,7 @@ class Dataset:
                 become a tensor.
         """
         found = absolute(paths)
-        place = Folders(tuple(found), checked_storage(storage_options, found))
+        place = ParquetFolders(tuple(found), checked_storage(storage_options, found))
         spark = _session(spark)
         source = ScanSource(access_to(spark), place, window, streams, filter, cache_bytes)
         return cls._scanned(spark, source, (features, label, weight), num_partitions, transform, collate)

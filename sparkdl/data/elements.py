@@ -17,7 +17,7 @@ from sparkdl.access.base import Access, BytesRef, Frames, Published
 from sparkdl.code import pickling
 from sparkdl.data.columns import STORED_DTYPES, ColumnPlan, Structure, TablePlan, make_plan, structure_of
 from sparkdl.data.convert import from_rows
-from sparkdl.data.store.build import Partitions, Source
+from sparkdl.data.store.build import Partitions, StoreSource
 from sparkdl.data.store.dataframe import ROW_BITS, Places, token_of
 from sparkdl.data.store.partition import StoreBatch
 from sparkdl.data.streams import Dealt, check_partitions
@@ -121,19 +121,19 @@ def array_of(tensor: Tensor) -> Array:
 # -- elements of an RDD -------------------------------------------------------------------------
 
 
-class RddSource(Source):
+class RddSource(StoreSource):
     """Elements of an RDD; what of them are features, label and weight is the plan's matter."""
 
     def __init__(self, rdd: RDD[Any]) -> None:
         self._rdd = rdd
 
     def peek(self, plan: TablePlan, rows: int) -> dict[str, Array]:
-        """See :class:`Source`."""
+        """See :class:`StoreSource`."""
         first = self._rdd.take(rows)
         return stack_rows(plan, first, [(0, i) for i in range(len(first))]) if first else {}
 
     def tokens(self, access: Access, plan: TablePlan, store: str, partitions: Partitions) -> Frames:
-        """See :class:`Source`."""
+        """See :class:`StoreSource`."""
         positioned = self._rdd.mapPartitionsWithIndex(_with_position)
         dealt, places = 0, None
         if isinstance(partitions, int):
@@ -150,8 +150,8 @@ class RddSource(Source):
         others = range(self._rdd.getNumPartitions() - 1)
         return self._rdd.context.runJob(self._rdd, _count, others) if others else []
 
-    def first(self, rows: int) -> Source:
-        """See :class:`Source`."""
+    def first(self, rows: int) -> StoreSource:
+        """See :class:`StoreSource`."""
         return RddSource(self._rdd.context.parallelize(self._rdd.take(rows)))
 
 
@@ -230,7 +230,7 @@ def stack_rows(plan: TablePlan, rows: list[Any], positions: list[tuple[int, int]
 # -- items of a dataset that tasks read ---------------------------------------------------------
 
 
-class TorchSource(Source):
+class TorchSource(StoreSource):
     """Items of a map-style dataset of torch."""
 
     def __init__(self, dataset: Any) -> None:
@@ -238,13 +238,13 @@ class TorchSource(Source):
         self._sent: Published | None = None
 
     def peek(self, plan: TablePlan, rows: int) -> dict[str, Array]:
-        """See :class:`Source`."""
+        """See :class:`StoreSource`."""
         count = min(rows, len(self._dataset))
         items = [as_arrays(self._dataset[index]) for index in range(count)]
         return stack_rows(plan, items, [(0, index) for index in range(count)])
 
     def tokens(self, access: Access, plan: TablePlan, store: str, partitions: Partitions) -> Frames:
-        """See :class:`Source`."""
+        """See :class:`StoreSource`."""
         if not isinstance(partitions, int):
             raise ConfigError("num_partitions='input' needs a DataFrame or RDD: a dataset has no partitions")
         check_partitions(partitions)
@@ -259,14 +259,14 @@ class TorchSource(Source):
         write = items_writer(store, plan, self._sent.ref, as_arrays)
         return access.stage(access.scattered(pieces, partitions), write, self._sent.broadcasts)
 
-    def first(self, rows: int) -> Source:
-        """See :class:`Source`."""
+    def first(self, rows: int) -> StoreSource:
+        """See :class:`StoreSource`."""
         from torch.utils.data import Subset
 
         return TorchSource(Subset(self._dataset, range(min(rows, len(self._dataset)))))
 
     def release(self) -> None:
-        """See :class:`Source`."""
+        """See :class:`StoreSource`."""
         sent, self._sent = self._sent, None
         if sent is not None:
             sent.release()
@@ -304,18 +304,18 @@ def items_writer(
 # -- arrays of the driver -----------------------------------------------------------------------
 
 
-class ArraySource(Source):
+class ArraySource(StoreSource):
     """Arrays on the driver."""
 
     def __init__(self, arrays: dict[str, Array]) -> None:
         self._arrays = arrays
 
     def peek(self, plan: TablePlan, rows: int) -> dict[str, Array]:
-        """See :class:`Source`."""
+        """See :class:`StoreSource`."""
         return convert_numpy(plan, {key: array[:rows] for key, array in self._arrays.items()})
 
     def tokens(self, access: Access, plan: TablePlan, store: str, partitions: Partitions) -> Frames:
-        """See :class:`Source`."""
+        """See :class:`StoreSource`."""
         if not isinstance(partitions, int):
             raise ConfigError("num_partitions='input' needs a DataFrame or RDD: arrays have no partitions")
         check_partitions(partitions)
@@ -328,8 +328,8 @@ class ArraySource(Source):
         pieces = ((p, piece) for p, chunk in chunks for piece in cut(p, [chunk], _TASK_BYTES))
         return access.stage(access.scattered(pieces, partitions), arrays_writer(store, plan))
 
-    def first(self, rows: int) -> Source:
-        """See :class:`Source`."""
+    def first(self, rows: int) -> StoreSource:
+        """See :class:`StoreSource`."""
         return ArraySource({key: array[:rows] for key, array in self._arrays.items()})
 
 

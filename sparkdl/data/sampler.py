@@ -104,7 +104,7 @@ def rows_of(
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class EpochPlace:
     """An iteration's place in its epoch."""
 
     epoch: int  # completed epochs

@@ -15,7 +15,7 @@ from sparkdl.access.base import Access, Frames
 from sparkdl.data.columns import TablePlan, quoted
 from sparkdl.data.dataset import Dataset
 from sparkdl.data.store import partition as store
-from sparkdl.data.store.build import Partitions, Source
+from sparkdl.data.store.build import Partitions, StoreSource
 from sparkdl.data.store.partition import Token
 from sparkdl.data.streams import RowShare
 from sparkdl.exceptions import ConfigError, DataError
@@ -96,24 +96,24 @@ def _share_as_dataset(data: Dataset, one: RowShare) -> Dataset:
     return _of_source(data, part, min(given, most) if isinstance(given, int) else given)
 
 
-def _of_source(data: Dataset, source: Source, num_partitions: Partitions) -> Dataset:
+def _of_source(data: Dataset, source: StoreSource, num_partitions: Partitions) -> Dataset:
     return Dataset(
         data.spark, data.plan, source, num_partitions, data.transform, data.collate, access=data.access
     )
 
 
-class _StoredShare(Source):
+class _StoredShare(StoreSource):
     """Some rows of each partition of a store."""
 
     def __init__(self, data: Dataset, one: RowShare) -> None:
         self._data, self._share = data, one
 
     def peek(self, plan: TablePlan, rows: int) -> dict[str, Array]:
-        """See :class:`sparkdl.data.store.build.Source`."""
+        """See :class:`sparkdl.data.store.build.StoreSource`."""
         return {key: values[:rows] for key, values in self._data.peek().items()}
 
     def tokens(self, access: Access, plan: TablePlan, store: str, partitions: Partitions) -> Frames:
-        """See :class:`sparkdl.data.store.build.Source`."""
+        """See :class:`sparkdl.data.store.build.StoreSource`."""
         return access.stage(self._data.store().tokens, _Select(self._share), [])
 
 

@@ -25,7 +25,7 @@ from sparkdl.data.dataset import Dataset
 from sparkdl.data.scan.copied import CopiedScan
 from sparkdl.data.scan.source import ScanSource
 from sparkdl.data.store import partition as store
-from sparkdl.data.store.build import Partitions, Source
+from sparkdl.data.store.build import Partitions, StoreSource
 from sparkdl.data.store.partition import StoreBatch, Token
 from sparkdl.distill.teachers import Answering
 from sparkdl.exceptions import ModelError
@@ -148,12 +148,12 @@ class Label:
         return replace(found, seconds=time.perf_counter() - started)
 
 
-class LabelledSource(Source):
+class LabelledSource(StoreSource):
     """The rows of another source, with soft labels."""
 
     def __init__(
         self,
-        source: Source,
+        source: StoreSource,
         plan: TablePlan,
         labelling: Labelling,
         plans: Sequence[ColumnPlan],
@@ -165,11 +165,11 @@ class LabelledSource(Source):
         self._sent: Published | None = None
 
     def peek(self, plan: TablePlan, rows: int) -> dict[str, Array]:
-        """See :class:`sparkdl.data.store.build.Source`."""
+        """See :class:`sparkdl.data.store.build.StoreSource`."""
         return {column.key: self._peeked[column.key][:rows] for column in plan.columns}
 
     def tokens(self, access: Access, plan: TablePlan, store: str, partitions: Partitions) -> Frames:
-        """See :class:`sparkdl.data.store.build.Source`."""
+        """See :class:`sparkdl.data.store.build.StoreSource`."""
         written = self._source.tokens(access, self._plan, store, partitions)
         if self._sent is None:
             self._sent = access.send(serialize.dumps(self._labelling, "teachers"))

@@ -106,14 +106,14 @@ def count(
     """
     own, at = np.unique(pages_of(ids, bloom.pages), return_inverse=True)
     numbers = store.number(own)
-    told = store.told(numbers)
-    old, waiting = told.admitted, told.counts
+    heads = store.heads(numbers)
+    old, waiting = heads.admitted, heads.counts
     before = int(waiting.sum())
     values: Array = np.zeros((len(own), CELLS), dtype_for(least))
     values[old] = store.read(numbers[old], [ROW])[ROW]
     if max_age is not None:
         # All ids of an iteration see the same: the first look-up in a page clears it.
-        late = told.last // max_age != iteration // max_age
+        late = heads.last // max_age != iteration // max_age
         values[late], waiting[late] = 0, 0
     cells = at[:, None] * CELLS + bloom.cells(ids)
     flat = values.reshape(-1)

@@ -17,7 +17,7 @@ from sparkdl.wire.frame import Array
 _NONE = -1
 
 
-class LoadedCode(NamedTuple):
+class EntryHeads(NamedTuple):
     """Entries without their rows."""
 
     ids: Ids
@@ -65,7 +65,7 @@ class EntryStore(Protocol):
         """Return the number of each id, each given once; those that are not there get one."""
         ...
 
-    def told(self, numbers: Places) -> LoadedCode:
+    def heads(self, numbers: Places) -> EntryHeads:
         """Return copies of entries, but for their rows."""
         ...
 
@@ -150,10 +150,10 @@ class MemoryStore:
                 array.values[size:total] = value
         return numbers
 
-    def told(self, numbers: Places) -> LoadedCode:
+    def heads(self, numbers: Places) -> EntryHeads:
         """Return copies of entries, but for their rows."""
         last: NDArray[np.int64] = self._last.values[numbers]
-        return LoadedCode(
+        return EntryHeads(
             self._slots.ids[numbers], self._counts.values[numbers], last, self.admitted(numbers)
         )
 

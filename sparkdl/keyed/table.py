@@ -106,7 +106,7 @@ class KeyedTable:
         if self._waiting is None:
             assert self._pages is not None
             store = self._pages._store
-            self._waiting = sum(int(store.told(some).counts.sum()) for some in self._pages._blocks())
+            self._waiting = sum(int(store.heads(some).counts.sum()) for some in self._pages._blocks())
         return len(self._store) + self._waiting
 
     @property
@@ -117,8 +117,8 @@ class KeyedTable:
     @property
     def admitted(self) -> Ids:
         """The ids that have a row, in no order."""
-        told = [self._store.told(numbers) for numbers in self._blocks()]
-        return np.concatenate([np.empty(0, np.int64), *(own.ids[own.admitted] for own in told)])
+        heads = [self._store.heads(numbers) for numbers in self._blocks()]
+        return np.concatenate([np.empty(0, np.int64), *(own.ids[own.admitted] for own in heads)])
 
     def look_up(self, ids: Ids) -> tuple[NDArray[np.bool_], Array]:
         """Return which ids have a row, and these rows; nothing is counted."""
@@ -202,7 +202,7 @@ class KeyedTable:
                 numbers = block[store.admitted(block)]
                 rows = store.read(numbers, [ROW])[ROW].astype(np.float64)
                 out[numbers] |= np.sqrt((rows * rows).sum(1)) < rule.min_norm
-        gone = np.sort(store.told(np.flatnonzero(out)).ids)
+        gone = np.sort(store.heads(np.flatnonzero(out)).ids)
         self._keep(~out)
         self._log(gone, np.full(len(gone), iteration))
         most = max(_LEAST_LOG, len(store))
@@ -266,8 +266,8 @@ class KeyedTable:
         log: dict[str, Any] = {"gone": self._gone, "gone_at": self._gone_at, "logged": self._logged}
         store, memory = self._store, self._memory
         if memory is None or len(numbers) <= store.at_once:
-            told = store.told(numbers)
-            return Entries(*told, store.read(numbers[told.admitted]), dict(self.scalars), **log)
+            heads = store.heads(numbers)
+            return Entries(*heads, store.read(numbers[heads.admitted]), dict(self.scalars), **log)
         own = [memory.array(dtype) for dtype in (np.int64, np.int64, np.int64, np.bool_)]
         columns = {name: memory.array(self.rule.dtype, self.rule.width) for name in store.names}
         for array in own:
@@ -275,10 +275,10 @@ class KeyedTable:
         at = 0
         for begin in range(0, len(numbers), store.at_once):
             some = numbers[begin : begin + store.at_once]
-            told = store.told(some)
-            for array, values in zip(own, told, strict=True):
+            heads = store.heads(some)
+            for array, values in zip(own, heads, strict=True):
                 array.values[begin : begin + len(some)] = values
-            found = store.read(some[told.admitted])
+            found = store.read(some[heads.admitted])
             for name, values in found.items():
                 columns[name].grow(at + len(values))
                 columns[name].values[at : at + len(values)] = values

@@ -24,7 +24,7 @@ from sparkdl.keyed.log import Log
 from sparkdl.keyed.memory import RowMemory
 from sparkdl.keyed.mix import Ids, distinct
 from sparkdl.keyed.slots import compact
-from sparkdl.keyed.store import Counted, LoadedCode
+from sparkdl.keyed.store import Counted, EntryHeads
 from sparkdl.wire.arrays import Grown, Numbers
 from sparkdl.wire.frame import Array
 
@@ -96,11 +96,11 @@ class TieredStore:
             self._index.add(numbers[new], made, self._all_ids)
         return numbers
 
-    def told(self, numbers: Places) -> LoadedCode:
+    def heads(self, numbers: Places) -> EntryHeads:
         """Return copies of entries, but for their rows."""
         heads = self._get(numbers, np.int64, 0, 2)
         last = self._last.values[numbers].astype(np.int64)
-        return LoadedCode(heads[:, 0].copy(), heads[:, 1] >> 1, last, (heads[:, 1] & 1).astype(np.bool_))
+        return EntryHeads(heads[:, 0].copy(), heads[:, 1] >> 1, last, (heads[:, 1] & 1).astype(np.bool_))
 
     def late(self, since: int) -> Places:
         """Return the numbers of entries that were looked up since so many completed iterations."""

@@ -83,7 +83,7 @@ def _begin_epoch(module: Any) -> None:
         name = frozen[0][0]
         raise ModelError(
             f"{type(module).__name__}.on_train_epoch_start froze parameter {name!r}, which a process "
-            f"that takes part from a later epoch on would train; give hooks=[Freeze({name!r}, from_epoch=...)] of "
+            f"that begins later would train; give hooks=[Freeze({name!r}, from_epoch=...)] of "
             "sparkdl.train, or freeze it in on_train_start for the whole fit",
             code="model-state",
         )

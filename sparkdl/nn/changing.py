@@ -28,7 +28,7 @@ _SCALARS = (int, float, complex, bool, str, bytes, type(None))
 _MOST = 50_000  # so many values are looked at; that is some tens of milliseconds
 
 
-class Watch:
+class ChangeWatch:
     """Tells what has changed in a module, its loss and other objects since it was made.
 
     Args:

@@ -3,8 +3,8 @@
 ``CrossEntropyLoss(weight=...)`` divides by the sum of the labels' weights, and labels of ``ignore_index`` do
 not count. A mean over several shares of a batch is that over the whole batch only if each share has this
 divisor as its weight. The losses that divide so end in three functions of torch, whoever calls them: a loss
-module, a lambda, a model of Hugging Face, a training step. A :class:`Watch` sees the calls, and follows their
-results to the loss.
+module, a lambda, a model of Hugging Face, a training step. A :class:`DivisorWatch` sees the calls, and
+follows their results to the loss.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _CALLS: dict[Any, inspect.Signature] = {
 }
 
 
-class Watch(TorchFunctionMode):
+class DivisorWatch(TorchFunctionMode):
     """Follows what means are divided by, from the functions that divide to the loss that they become."""
 
     def __init__(self) -> None:
@@ -65,9 +65,9 @@ class Watch(TorchFunctionMode):
                 self._kept.append(value)
 
 
-def watched(compute: Callable[..., Any], *arguments: Any) -> tuple[Any, Watch]:
+def watched(compute: Callable[..., Any], *arguments: Any) -> tuple[Any, DivisorWatch]:
     """Return the result of a computation, and what was seen of its divisors."""
-    with Watch() as watch:
+    with DivisorWatch() as watch:
         return compute(*arguments), watch
 
 

@@ -20,7 +20,7 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
 from sparkdl.exceptions import ConfigError, ModelError
 from sparkdl.nn.attached import attached, begin, overrides, users_batch, warn_of_hooks
 from sparkdl.nn.batch import Batch, call
-from sparkdl.nn.divisor import Watch, watched
+from sparkdl.nn.divisor import DivisorWatch, watched
 from sparkdl.nn.objective import Evaluated, Objective, explain_step, read_step
 
 _LIBRARIES = ("lightning.pytorch", "pytorch_lightning")
@@ -174,7 +174,7 @@ def _validate(module: nn.Module, batch: Batch) -> tuple[Evaluated | None, dict[s
     return replace(read_step(result, batch, watch, "validation_step"), extras=logged), logged
 
 
-def _call_step(module: nn.Module, method: str, batch: Batch) -> tuple[Any, dict[str, float], Watch]:
+def _call_step(module: nn.Module, method: str, batch: Batch) -> tuple[Any, dict[str, float], DivisorWatch]:
     with attached(module, batch) as logged:
         result, watch = watched(getattr(module, method), users_batch(batch), 0)
     if isinstance(result, Mapping):

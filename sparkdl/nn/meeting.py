@@ -24,7 +24,7 @@ ROWS = 5
 """Rows to look with: a size that is rarely another dimension's, too."""
 
 
-class Meeting(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class MeetingWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Watches operations for a label that meets an output across rows.
 
     Args:
@@ -109,12 +109,12 @@ def find_broadcast(objective: Objective, module: nn.Module, batch: Batch) -> str
                 output = call(module, batch.inputs)
         except Exception:
             return ""  # the dry run itself says why
-        return watch(Meeting(batch.rows, target, output), objective.loss, output, target)
-    mode = Meeting(batch.rows, batch.label, parameters=list(module.parameters()))
+        return watch(MeetingWatch(batch.rows, target, output), objective.loss, output, target)
+    mode = MeetingWatch(batch.rows, batch.label, parameters=list(module.parameters()))
     return watch(mode, objective if module.training else objective.evaluate, module, batch)
 
 
-def watch(mode: Meeting, compute: Any, *arguments: Any) -> str:
+def watch(mode: MeetingWatch, compute: Any, *arguments: Any) -> str:
     """Return the finding of a computation; its own errors are left to the dry run."""
     try:
         with mode:

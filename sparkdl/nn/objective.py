@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from sparkdl.exceptions import ModelError
 from sparkdl.hf.outputs import with_loss
 from sparkdl.nn.batch import Batch, call
-from sparkdl.nn.divisor import Watch, watched
+from sparkdl.nn.divisor import DivisorWatch, watched
 from sparkdl.nn.trace import describe, explain_failure
 
 Loss = Callable[[Any, Any], Tensor]
@@ -134,7 +134,7 @@ def explain_step(
     )
 
 
-def read_step(result: Any, batch: Batch, watch: Watch, name: str = "the step") -> Evaluated:
+def read_step(result: Any, batch: Batch, watch: DivisorWatch, name: str = "the step") -> Evaluated:
     """Return loss, extras, output and divisor from a step's result."""
     result = with_loss(result)
     if not isinstance(result, Mapping):

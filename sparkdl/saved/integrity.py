@@ -14,7 +14,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from sparkdl.exceptions import ConfigError
 
 
-class Piece(Protocol):
+class StreamPiece(Protocol):
     """A piece of a stream."""
 
     @property
@@ -28,7 +28,7 @@ class Piece(Protocol):
         ...
 
 
-P = TypeVar("P", bound=Piece)
+P = TypeVar("P", bound=StreamPiece)
 
 
 def of_json(value: Any) -> str:
@@ -67,7 +67,7 @@ class Hashed(Generic[P]):
         return self._digest.hexdigest()
 
 
-def joined(pieces: Iterable[Piece], sha256: str | None) -> bytes:
+def joined(pieces: Iterable[StreamPiece], sha256: str | None) -> bytes:
     """Return the bytes that were cut into pieces.
 
     Args:

@@ -10,7 +10,7 @@ import numpy as np
 
 from sparkdl.exceptions import DataError
 from sparkdl.series.dates import Dates
-from sparkdl.series.layout import Layout
+from sparkdl.series.layout import PanelLayout
 from sparkdl.series.scaling import divisor_of, scale_of
 from sparkdl.wire.frame import Array
 
@@ -49,7 +49,7 @@ class Series:
         )
 
 
-def on_grid(id: Any, rows: Mapping[str, Array], layout: Layout) -> Series:
+def on_grid(id: Any, rows: Mapping[str, Array], layout: PanelLayout) -> Series:
     """Put the rows of one series on its grid.
 
     Steps before the first value of the target are left out. Steps after the last one are the future: only
@@ -110,7 +110,7 @@ def on_grid(id: Any, rows: Mapping[str, Array], layout: Layout) -> Series:
     )
 
 
-def _check_finite(id: Any, rows: Mapping[str, Array], layout: Layout) -> None:
+def _check_finite(id: Any, rows: Mapping[str, Array], layout: PanelLayout) -> None:
     """Refuse infinite values; null and NaN are missing ones."""
     for group, names in (
         ("target", [layout.target]),
@@ -135,7 +135,7 @@ def _spread(values: Array, steps: Array, count: int) -> Array:
     return found
 
 
-def _filled(values: Array, observed: Array, times: Array, id: Any, layout: Layout) -> Array:
+def _filled(values: Array, observed: Array, times: Array, id: Any, layout: PanelLayout) -> Array:
     gaps = np.flatnonzero(~observed)
     if not len(gaps):
         return values
@@ -155,7 +155,7 @@ def _filled(values: Array, observed: Array, times: Array, id: Any, layout: Layou
     return values[_last(observed)]
 
 
-def _carried(values: Array, id: Any, names: Any, layout: Layout) -> Array:
+def _carried(values: Array, id: Any, names: Any, layout: PanelLayout) -> Array:
     """Return covariates with the step before's value where there is none."""
     values = values.copy()
     for column, name in enumerate(names):
@@ -174,7 +174,7 @@ def _last(known: Array) -> Array:
     return found
 
 
-def _static(values: Array, id: Any, layout: Layout) -> Array:
+def _static(values: Array, id: Any, layout: PanelLayout) -> Array:
     found = np.empty(values.shape[1])
     for column, name in enumerate(layout.static):
         given = np.unique(values[np.isfinite(values[:, column]), column])
@@ -209,15 +209,15 @@ def scaled(series: Series, scaling: str, until: int | None = None) -> tuple[dict
     return found, float(centre), float(size)
 
 
-def name_time(time: Any, layout: Layout) -> str:
+def name_time(time: Any, layout: PanelLayout) -> str:
     """Return a time as people write it."""
     return str(np.datetime64(int(time), "us")) if layout.frequency.unit else str(int(time))
 
 
-def _name(layout: Layout) -> str:
+def _name(layout: PanelLayout) -> str:
     return f"{layout.frequency.every}{layout.frequency.unit}"
 
 
-def _fail(layout: Layout, id: Any, found: str, remedy: str) -> NoReturn:
+def _fail(layout: PanelLayout, id: Any, found: str, remedy: str) -> NoReturn:
     who = f"series {id!r}" if layout.id else "the series"
     raise DataError(f"{who}: {found}; {remedy}", code="data-value")

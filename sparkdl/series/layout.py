@@ -13,7 +13,7 @@ MISSING = ("error", "linear", "previous", "zero")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
+class PanelLayout:
     """What the columns of a panel are, and how its series become windows."""
 
     id: str  # column that tells series apart; empty if all rows are one series

@@ -13,7 +13,7 @@ from sparkdl.data.columns import quoted
 from sparkdl.data.schema import check_dataframe, check_no_stream
 from sparkdl.exceptions import ConfigError, DataError
 from sparkdl.series.grid import Series, on_grid
-from sparkdl.series.layout import Layout
+from sparkdl.series.layout import PanelLayout
 from sparkdl.wire.frame import Array
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ HASH, ID, TIME, CLOCK = "__hash", "__id", "__time", "__clock"
 _GROUPS = ("past", "known", "static")
 
 
-def check_columns(df: DataFrame, layout: Layout) -> None:
+def check_columns(df: DataFrame, layout: PanelLayout) -> None:
     """Check the columns of a panel before any rows are read."""
     from pyspark.sql import types as T
 
@@ -74,14 +74,14 @@ def check_columns(df: DataFrame, layout: Layout) -> None:
         )
 
 
-def on_clock(df: DataFrame, layout: Layout) -> bool:
+def on_clock(df: DataFrame, layout: PanelLayout) -> bool:
     """Return whether steps are counted on the clock of the session's time zone."""
     from pyspark.sql import types as T
 
     return layout.frequency.on_calendar and isinstance(_kind(df, layout.time), T.TimestampType)
 
 
-def grouped(df: DataFrame, layout: Layout, partitions: int | None) -> DataFrame:
+def grouped(df: DataFrame, layout: PanelLayout, partitions: int | None) -> DataFrame:
     """Return a panel's columns by fixed names, each series in one partition, in the order of time."""
     from pyspark.sql import functions as F
 
@@ -158,7 +158,7 @@ def as_times(df: DataFrame, name: str, column: Column, instant: Column | None = 
     return F.timestamp_micros(column).cast(kind)
 
 
-def series_of(batches: Iterable[pa.RecordBatch], layout: Layout) -> Iterator[tuple[int, Series]]:
+def series_of(batches: Iterable[pa.RecordBatch], layout: PanelLayout) -> Iterator[tuple[int, Series]]:
     """Iterate over the series of a partition of :func:`grouped`: the hash of each id, and the series."""
     for key, id, rows in _rows_of(batches, layout):
         try:
@@ -175,7 +175,7 @@ def series_of(batches: Iterable[pa.RecordBatch], layout: Layout) -> Iterator[tup
 
 
 def _rows_of(
-    batches: Iterable[pa.RecordBatch], layout: Layout
+    batches: Iterable[pa.RecordBatch], layout: PanelLayout
 ) -> Iterator[tuple[int, Any, dict[str, Array]]]:
     """Iterate over hash, id and columns of each series, whose rows may lie in several batches."""
     parts: list[dict[str, Array]] = []
@@ -205,7 +205,7 @@ def _joined(parts: list[dict[str, Array]]) -> dict[str, Array]:
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
-def _arrays(batch: pa.RecordBatch, layout: Layout) -> dict[str, Array]:
+def _arrays(batch: pa.RecordBatch, layout: PanelLayout) -> dict[str, Array]:
     def column(name: str) -> Array:
         values: Array = batch.column(name).to_numpy(zero_copy_only=False)
         return values

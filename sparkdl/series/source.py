@@ -12,13 +12,13 @@ import pyarrow as pa
 from sparkdl.access.base import Access, Frames
 from sparkdl.data.columns import ColumnPlan, Structure, TablePlan
 from sparkdl.data.dataset import Dataset
-from sparkdl.data.store.build import Partitions, Source
+from sparkdl.data.store.build import Partitions, StoreSource
 from sparkdl.data.store.dataframe import token_of, token_writer
 from sparkdl.data.store.partition import StoreBatch, Token
 from sparkdl.data.windows import windows_of
 from sparkdl.exceptions import ConfigError, DataError
 from sparkdl.series.grid import Series, scaled
-from sparkdl.series.layout import STATIC, TARGET, Layout
+from sparkdl.series.layout import STATIC, TARGET, PanelLayout
 from sparkdl.series.panel import ID, check_columns, grouped, series_of
 from sparkdl.wire.frame import Array
 
@@ -43,11 +43,11 @@ class Cut:
         """Return how many steps of a series are used."""
         return len(series) - self.withheld - (0 if self.validation else self.held)
 
-    def needed(self, layout: Layout) -> int:
+    def needed(self, layout: PanelLayout) -> int:
         """Return how many steps a series must have at least."""
         return layout.horizon + 1 + self.withheld + self.held
 
-    def starts(self, length: int, layout: Layout) -> Array:
+    def starts(self, length: int, layout: PanelLayout) -> Array:
         """Return where the windows of so many steps begin, ascending.
 
         A series that is shorter than a window begins before its first step.
@@ -59,7 +59,7 @@ class Cut:
 
 
 def windows_dataset(
-    df: DataFrame, layout: Layout, cut: Cut | None = None, num_partitions: int | None = None
+    df: DataFrame, layout: PanelLayout, cut: Cut | None = None, num_partitions: int | None = None
 ) -> Dataset:
     """Return the windows of a panel as a Dataset.
 
@@ -79,7 +79,7 @@ def windows_dataset(
     )
 
 
-def _plan(layout: Layout) -> TablePlan:
+def _plan(layout: PanelLayout) -> TablePlan:
     columns = [
         ColumnPlan(f"features_{name}", name, dtype="float32", shape=shape)
         for name, shape in layout.shapes.items()
@@ -90,14 +90,14 @@ def _plan(layout: Layout) -> TablePlan:
     return TablePlan((*columns, label), features, Structure("single", ("label",)), weighted=False)
 
 
-class SeriesSource(Source):
+class SeriesSource(StoreSource):
     """The windows of a panel."""
 
-    def __init__(self, df: DataFrame, layout: Layout, cut: Cut) -> None:
+    def __init__(self, df: DataFrame, layout: PanelLayout, cut: Cut) -> None:
         self._df, self._layout, self._cut = df, layout, cut
 
     def peek(self, plan: TablePlan, rows: int) -> dict[str, Array]:
-        """See :class:`sparkdl.data.store.build.Source`; zeros where the first series has no window."""
+        """See :class:`sparkdl.data.store.build.StoreSource`; zeros where the first series has no window."""
         from pyspark.sql import functions as F
 
         first = self._df.select(F.lit(0) if not self._layout.id else self._df[f"`{self._layout.id}`"]).first()
@@ -127,7 +127,7 @@ class SeriesSource(Source):
         return windows or {key: np.zeros((rows, *shape), np.float32) for key, shape in shapes.items()}
 
     def tokens(self, access: Access, plan: TablePlan, store: str, partitions: Partitions) -> Frames:
-        """See :class:`sparkdl.data.store.build.Source`."""
+        """See :class:`sparkdl.data.store.build.StoreSource`."""
         if not isinstance(partitions, int):
             raise ConfigError(
                 "num_partitions='input': a panel's series are spread by their ids; give a number"
@@ -143,14 +143,14 @@ def _arrow_type(name: str) -> Any:
 
 
 def windows_writer(
-    store: str, layout: Layout, cut: Cut
+    store: str, layout: PanelLayout, cut: Cut
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     """Return the ``mapInArrow`` function that writes a partition's series and yields their windows' token."""
     return token_writer(lambda partition, rows: write_windows(store, partition, layout, cut, rows))
 
 
 def write_windows(
-    store: str, partition: int, layout: Layout, cut: Cut, batches: Iterable[pa.RecordBatch]
+    store: str, partition: int, layout: PanelLayout, cut: Cut, batches: Iterable[pa.RecordBatch]
 ) -> Token:
     """Write the series of a partition; return the token of their windows, one with an error if need be."""
     starts: list[Array] = []
@@ -182,7 +182,7 @@ def write_windows(
     return windows_of(token, name, np.concatenate([np.empty(0, np.int64), *starts]), layout.stretches)
 
 
-def _stored(series: Series, layout: Layout, cut: Cut) -> tuple[dict[str, Array], Array]:
+def _stored(series: Series, layout: PanelLayout, cut: Cut) -> tuple[dict[str, Array], Array]:
     """Return the stored columns of a series, float32, and where its windows begin in them."""
     length = cut.length(series)
     decides = len(series) - cut.withheld - cut.held

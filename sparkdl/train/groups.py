@@ -19,7 +19,7 @@ from sparkdl.allreduce.plan import LONGEST_GROUP, Directives, Step, steps_of_gro
 from sparkdl.compute.local_steps import InnerSteps
 from sparkdl.data import sampler
 from sparkdl.data.dataset import Dataset
-from sparkdl.data.sampler import Place
+from sparkdl.data.sampler import EpochPlace
 from sparkdl.data.store.build import PartitionStore
 from sparkdl.data.streams import FROM_THE_BEGINNING, Since
 from sparkdl.exceptions import ConfigError
@@ -53,9 +53,9 @@ class Epochs:
         """Return the iterations of a whole epoch."""
         return sampler.iterations_per_epoch(self._total, batch_size)
 
-    def place(self, state: TrainState, steps: int) -> Place:
+    def place(self, state: TrainState, steps: int) -> EpochPlace:
         """Return the place of the iteration after a state."""
-        return Place(state.epoch, state.step, steps, self._total, self.since)
+        return EpochPlace(state.epoch, state.step, steps, self._total, self.since)
 
     def rows(self, state: TrainState, steps: int) -> int:
         """Return the rows of an iteration over all partitions; an epoch of many may have some of none."""

@@ -21,7 +21,7 @@ from support.models import mlp
 from support.reference import assert_bit_equal
 
 from sparkdl import Dataset
-from sparkdl._spark.processes import EndSurplus, Meeting, siblings
+from sparkdl._spark.processes import EndSurplus, TaskMeeting, siblings
 from sparkdl.access import access_to
 from sparkdl.compute import worker
 from sparkdl.train import Hook, Run
@@ -101,7 +101,7 @@ def test_tasks_wait_for_each_other_and_not_for_ever(
 ) -> None:
     monkeypatch.setattr("sparkdl._spark.processes.local_folders", lambda: [tmp_path])
     monkeypatch.setattr("sparkdl._spark.processes.LINGER_SECONDS", 30.0 if come == 3 else 0.05)
-    meeting, together = Meeting(3), Barrier(come)
+    meeting, together = TaskMeeting(3), Barrier(come)
 
     def task(_: int) -> None:
         together.wait()
@@ -113,7 +113,7 @@ def test_tasks_wait_for_each_other_and_not_for_ever(
         seconds = time.monotonic() - started
     assert seconds < 20 if come == 3 else seconds >= 0.05
     assert not list(tmp_path.iterdir())
-    Meeting(1).wait()
+    TaskMeeting(1).wait()
     monkeypatch.setattr("sparkdl._spark.processes.local_folders", lambda: [tmp_path / "gone"])
     if come < 3:
         meeting.wait()  # a folder that cannot be written to fails nothing

@@ -6,6 +6,7 @@ import dataclasses
 import importlib
 import inspect
 import re
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import get_args
@@ -138,6 +139,13 @@ def test_public_names_have_none_of_the_old_words(place: str) -> None:
     assert names
     assert not {name: OLD[old] for name in names for old in words(name) & set(OLD)}
     assert not names & set(RENAMED)
+
+
+def test_each_class_has_a_name_of_its_own() -> None:
+    source = [path.read_text() for path in (ROOT / "sparkdl").rglob("*.py")]
+    found = Counter(name for text in source for name in re.findall(r"^class (\w+)", text, re.M))
+    twice = {name for name, count in found.items() if count > 1}
+    assert twice == {"TopK"}  # a codec and a module of the zoo, both public
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sparkdl.data.scan.order import Layout, order_of
+from sparkdl.data.scan.order import ScanLayout, order_of
 from sparkdl.data.streams import FROM_THE_BEGINNING, Since
 
 GROUPS = st.lists(st.integers(0, 90), min_size=1, max_size=30).filter(lambda groups: sum(groups) > 0)
@@ -27,7 +27,7 @@ CASE = {
 def test_every_row_once_in_batches_of_the_stated_sizes(
     groups, streams, window, seed, epoch, batch_size, shuffle
 ):
-    layout = Layout(np.array(groups), streams, window)
+    layout = ScanLayout(np.array(groups), streams, window)
     steps = -(-layout.rows // batch_size)
     order = order_of(layout, seed, epoch, shuffle)
     slots = [FROM_THE_BEGINNING.slots(layout.rows, steps, t) for t in range(steps)]
@@ -51,7 +51,7 @@ def test_every_row_once_in_batches_of_the_stated_sizes(
 @settings(deadline=None, max_examples=60)
 @given(**CASE, data=st.data())
 def test_an_epoch_may_change_its_batch_size_on_its_way(groups, streams, window, seed, epoch, data):
-    layout = Layout(np.array(groups), streams, window)
+    layout = ScanLayout(np.array(groups), streams, window)
     order = order_of(layout, seed, epoch, True)
     first = data.draw(st.integers(0, layout.rows))
     steps = data.draw(st.integers(1, 20))
@@ -64,7 +64,7 @@ def test_an_epoch_may_change_its_batch_size_on_its_way(groups, streams, window, 
 @settings(deadline=None, max_examples=60)
 @given(**CASE)
 def test_streams_have_whole_groups_and_chunks_are_bounded(groups, streams, window, seed, epoch):
-    layout = Layout(np.array(groups), streams, window)
+    layout = ScanLayout(np.array(groups), streams, window)
     order = order_of(layout, seed, epoch, True)
     ends = np.cumsum(layout.groups)
     seen = []
@@ -87,7 +87,7 @@ def test_streams_have_whole_groups_and_chunks_are_bounded(groups, streams, windo
 
 def test_streams_are_even_and_so_are_shares_of_batches():
     generator = np.random.default_rng(0)
-    layout = Layout(generator.integers(500, 1500, 400), 24, 4000)
+    layout = ScanLayout(generator.integers(500, 1500, 400), 24, 4000)
     order = order_of(layout, 1, 0, True)
     assert np.ptp(order.lengths) < 0.1 * order.lengths.mean()
     steps = layout.rows // 960
@@ -99,7 +99,7 @@ def test_streams_are_even_and_so_are_shares_of_batches():
 
 
 def test_epochs_and_seeds_have_orders_of_their_own():
-    layout = Layout(np.full(64, 50), 12, 120)
+    layout = ScanLayout(np.full(64, 50), 12, 120)
     orders = [order_of(layout, seed, epoch, True) for seed, epoch in ((0, 0), (0, 1), (1, 0))]
     first = [order.numbers(order.parts((0, 640), 0, 1)) for order in orders]
     assert not np.array_equal(first[0], first[1])
@@ -110,7 +110,7 @@ def test_epochs_and_seeds_have_orders_of_their_own():
 
 @pytest.mark.parametrize("streams", [1, 12, 840])
 def test_a_large_table_is_dealt_quickly_and_any_place_is_found(streams):
-    layout = Layout(np.full(20_000, 10_000), streams, 25_000)
+    layout = ScanLayout(np.full(20_000, 10_000), streams, 25_000)
     order = order_of(layout, 3, 2, True)
     slots = (123_456_789, 123_457_813)
     parts = order.parts(slots, 0, 1)

@@ -16,7 +16,7 @@ from sparkdl.data.columns import ColumnPlan
 from sparkdl.data.scan import reader as reading
 from sparkdl.data.scan.files import File
 from sparkdl.data.scan.manifest import EVEN, ScanManifest, streams_for
-from sparkdl.data.scan.order import Layout, order_of
+from sparkdl.data.scan.order import ScanLayout, order_of
 from sparkdl.data.scan.reader import Reader
 from sparkdl.data.streams import FROM_THE_BEGINNING
 from sparkdl.exceptions import DataError
@@ -152,7 +152,7 @@ def test_what_is_kept_of_a_released_dataset_goes_with_the_next_task(
 
 
 def test_chunks_of_long_row_groups_are_refilled_one_after_the_other() -> None:
-    layout = Layout(np.full(12, 1000), 4, 300)
+    layout = ScanLayout(np.full(12, 1000), 4, 300)
     order = order_of(layout, seed=3, epoch=0, shuffle=True)
     steps, last, refills = 120, [0] * layout.streams, []
     for step in range(steps):
@@ -172,7 +172,7 @@ def test_streams_by_default() -> None:
     assert streams_for(np.full(10_000, 1_000_000), 260, 1 << 28) == 12
     assert streams_for(np.full(10_000, 1_000_000), 160, 1 << 28, 10) == 6  # that can stay open
     assert streams_for(groups, 1, 1 << 40) == 240
-    assert all(Layout(groups, count, 1).streams == count for count in EVEN)
+    assert all(ScanLayout(groups, count, 1).streams == count for count in EVEN)
 
 
 def test_the_checksum_is_of_row_groups_and_not_of_times(tmp_path: Path) -> None:

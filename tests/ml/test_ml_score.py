@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from sparkdl.exceptions import ConfigError, DataError, SparkdlWarning
 from sparkdl.ml import TorchClassificationModel, TorchClassifier, TorchModel
 from sparkdl.ml.stages import scoring
-from sparkdl.ml.stages.pieces import Piece, Pieces
+from sparkdl.ml.stages.pieces import Pieces, StoredPiece
 from sparkdl.train.checkpoint.store import CheckpointStore, join
 
 pytestmark = pytest.mark.jvm
@@ -374,7 +374,7 @@ def test_tasks_and_executors_die(cluster: Any, tmp_path: Path, kinds: list[str])
 @pytest.mark.parametrize("remote", [False, True], ids=["folder", "fsspec"])
 def test_two_attempts_of_a_task_write_a_piece_once(tmp_path: Path, remote: bool) -> None:
     path = f"memory://{uuid.uuid4().hex}" if remote else str(tmp_path / "out")
-    piece, schema = Piece(0, 0, 2, "0" * 32), pa.schema([("a", pa.int64())])
+    piece, schema = StoredPiece(0, 0, 2, "0" * 32), pa.schema([("a", pa.int64())])
     first, second = Pieces(path), Pieces(path)
     assert first.mark() is None
     first.begin(b"{}")
@@ -395,11 +395,11 @@ def test_two_attempts_of_a_task_write_a_piece_once(tmp_path: Path, remote: bool)
 def test_names_of_pieces(tmp_path: Path) -> None:
     folder = Pieces(str(tmp_path / "out"))
     folder.begin(b"{}")
-    piece = Piece(3, 7, 100, "0" * 32)
+    piece = StoredPiece(3, 7, 100, "0" * 32)
     for digest in ("0" * 32, "1" * 32):
         with folder.writing(3, 7, pa.schema([("a", pa.int64())])) as (writer, keep):
             writer.write_table(pa.table({"a": [1]}))
-            keep(Piece(3, 7, 100, digest))
+            keep(StoredPiece(3, 7, 100, digest))
         if digest == piece.digest:
             assert folder.present() == [piece]
     with pytest.raises(DataError, match="partition 3, piece 7"):

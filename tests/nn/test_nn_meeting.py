@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional as nnf
 
 from sparkdl.nn.batch import Batch
-from sparkdl.nn.meeting import ROWS, Meeting, find_broadcast, watch
+from sparkdl.nn.meeting import ROWS, MeetingWatch, find_broadcast, watch
 from sparkdl.nn.objective import LossObjective, StepObjective
 
 X = torch.arange(ROWS * 3.0).reshape(ROWS, 3)
@@ -139,5 +139,5 @@ def test_sparse_tensors_pass() -> None:
     batch = Batch(Y.long(), Y, None, ROWS)
     assert find_broadcast(LossObjective(lambda o, y: (o[:, 0] - y).square()), table, batch) == ""
     sparse = torch.eye(ROWS).to_sparse()
-    mode = Meeting(ROWS, Y, nn.Linear(3, 1)(X))
+    mode = MeetingWatch(ROWS, Y, nn.Linear(3, 1)(X))
     assert watch(mode, lambda: torch.sparse.mm(sparse, sparse)) == ""

@@ -14,14 +14,14 @@ from dateutil.relativedelta import relativedelta
 
 from sparkdl.ml.series.forecast import ForecastTask
 from sparkdl.series.frequency import Frequency
-from sparkdl.series.layout import Layout
+from sparkdl.series.layout import PanelLayout
 
 
 def forecast(
     times: Sequence[Any], frequency: str, horizon: int = 6, origins: tuple[int, ...] = (), **more: Any
 ) -> pd.DataFrame:
     """Return the rows that a task makes of the rows of one series."""
-    layout = Layout(
+    layout = PanelLayout(
         id="id", time="time", target="y", frequency=Frequency.of(frequency), steps=2, horizon=horizon
     )
     count = len(times)

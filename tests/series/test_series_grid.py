@@ -12,7 +12,7 @@ import pytest
 from sparkdl.exceptions import ConfigError, DataError
 from sparkdl.series.frequency import Frequency
 from sparkdl.series.grid import on_grid, scaled
-from sparkdl.series.layout import Layout
+from sparkdl.series.layout import PanelLayout
 from sparkdl.series.scaling import scale_of
 
 
@@ -20,9 +20,9 @@ def micros(*times: str) -> Any:
     return np.array(times, "datetime64[us]").astype(np.int64)
 
 
-def layout(**more: Any) -> Layout:
+def layout(**more: Any) -> PanelLayout:
     given = {"frequency": Frequency.of("1"), "steps": 3, "horizon": 2, **more}
-    return Layout(id="id", time="time", target="y", **given)
+    return PanelLayout(id="id", time="time", target="y", **given)
 
 
 def rows(time: Any, target: Any, **groups: Any) -> dict[str, Any]:

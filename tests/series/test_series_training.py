@@ -15,18 +15,18 @@ from support.reference import Partition, assert_bit_equal, plain, threads
 from sparkdl import Dataset, Trainer
 from sparkdl.access.alone import AloneAccess, LazyFrames
 from sparkdl.allreduce.choose import TRANSPORT
-from sparkdl.data.store.build import Source
+from sparkdl.data.store.build import StoreSource
 from sparkdl.data.store.partition import read_rows
 from sparkdl.nn.models.forecaster import Forecaster, absolute_error
 from sparkdl.series.frequency import Frequency
-from sparkdl.series.layout import Layout
+from sparkdl.series.layout import PanelLayout
 from sparkdl.series.source import Cut, _plan, write_windows
 from sparkdl.train import MaxEpoch
 
-LAYOUT = Layout(id="id", time="time", target="y", frequency=Frequency(), steps=6, horizon=2)
+LAYOUT = PanelLayout(id="id", time="time", target="y", frequency=Frequency(), steps=6, horizon=2)
 
 
-class OneToken(Source):
+class OneToken(StoreSource):
     def __init__(self, token: Any) -> None:
         self.token = token
 

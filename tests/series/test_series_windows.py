@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 from sparkdl.data.store.partition import Token, read_rows, view_of
 from sparkdl.ml.series.forecast import ForecastTask
 from sparkdl.series.frequency import Frequency
-from sparkdl.series.layout import Layout
+from sparkdl.series.layout import PanelLayout
 from sparkdl.series.source import Cut, write_windows
 from sparkdl.wire.frame import unpack
 
 
-def layout(**more: Any) -> Layout:
+def layout(**more: Any) -> PanelLayout:
     given = {"frequency": Frequency(), "steps": 4, "horizon": 2, "scaling": "none", **more}
-    return Layout(id="id", time="time", target="y", **given)
+    return PanelLayout(id="id", time="time", target="y", **given)
 
 
 def batches(lengths: list[int], size: int, covariates: bool = False) -> list[pa.RecordBatch]:

@@ -27,7 +27,7 @@ from sparkdl.compute.spec import Combine, FitSpec
 from sparkdl.compute.worker import FitRef, Worker, stores_in
 from sparkdl.data import sampler
 from sparkdl.data.columns import ColumnPlan, Structure
-from sparkdl.data.sampler import Place
+from sparkdl.data.sampler import EpochPlace
 from sparkdl.data.store import partition as store
 from sparkdl.data.store.manifest import Manifest
 from sparkdl.nn import serialize
@@ -258,7 +258,7 @@ def _step(case: Case, iteration: int) -> Step:
     weight = 0.0 if not case.averaging else (1.0 if iteration == 0 else 0.1)
     inner = InnerSteps(case.local_steps) if case.local_steps else None
     return Step(
-        Place(epoch, step, steps),
+        EpochPlace(epoch, step, steps),
         iteration,
         Directives(average=weight),
         case.frozen.get(iteration, ()),

@@ -33,7 +33,7 @@ from sparkdl.train.planning.advice import _TAKES, advice
 from sparkdl.train.planning.cluster_plan import make_plan
 from sparkdl.train.planning.costs import Driver, moves, worth
 from sparkdl.train.planning.layers import profile_layers
-from sparkdl.train.planning.measured import Fit, Rehearsal
+from sparkdl.train.planning.measured import FitTimes, Rehearsal
 from sparkdl.train.planning.model import Curve, Line, StepModel
 from sparkdl.train.planning.probe import MemoryWatch, executors_of, look
 from sparkdl.train.planning.profile import layer_events, parts_of
@@ -45,7 +45,7 @@ UPDATE, JOB = 4e-3, 0.1
 WEIGHTS = 2 * MB
 
 
-def fit(ranks: int, rows: float, sync: float, slower: float = 1.0, **other: Any) -> Fit:
+def fit(ranks: int, rows: float, sync: float, slower: float = 1.0, **other: Any) -> FitTimes:
     """Return what a fit of a known law would measure."""
     group, work = 20, slower * (2e-3 + ROW * rows)
     known: dict[str, Any] = {
@@ -59,7 +59,7 @@ def fit(ranks: int, rows: float, sync: float, slower: float = 1.0, **other: Any)
         "python_bytes": int(400 * MB + 0.1 * MB * rows),
         "jvm_bytes": 300 * MB,
     }
-    return Fit(ranks=ranks, rows=rows, **known | other)
+    return FitTimes(ranks=ranks, rows=rows, **known | other)
 
 
 def rehearsal(**other: Any) -> Rehearsal:

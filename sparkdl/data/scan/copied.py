@@ -17,7 +17,7 @@ from sparkdl.data.scan.manifest import ScanManifest
 from sparkdl.data.scan.reader import Reader
 from sparkdl.data.scan.source import ScanSource
 from sparkdl.data.scan.storage import Storage
-from sparkdl.data.store.build import Partitions, Source
+from sparkdl.data.store.build import Partitions, StoreSource
 from sparkdl.data.store.dataframe import arrow_writer, partition_keys, rows_per_batch
 from sparkdl.data.streams import STREAMS, check_partitions
 from sparkdl.exceptions import ConfigError
@@ -41,7 +41,7 @@ _SPARK_TYPES = {
 _WIDENED = {"uint8": "int16"}  # what Spark has no type for
 
 
-class CopiedScan(Source):
+class CopiedScan(StoreSource):
     """The rows of a scan, which a job copies to the executors.
 
     Args:
@@ -65,11 +65,11 @@ class CopiedScan(Source):
             )
 
     def peek(self, plan: TablePlan, rows: int) -> dict[str, Array]:
-        """See :class:`Source`."""
+        """See :class:`StoreSource`."""
         return self._scan.peek(plan, rows)
 
     def tokens(self, access: Access, plan: TablePlan, store: str, partitions: Partitions) -> Frames:
-        """See :class:`Source`."""
+        """See :class:`StoreSource`."""
         from pyspark.sql import functions as F
 
         assert isinstance(partitions, int)

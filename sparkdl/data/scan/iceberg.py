@@ -33,11 +33,11 @@ class IcebergSnapshot:
     where: str = ""  # the root of the file system, once the files were listed
 
     def pinned(self, listing: Listing) -> IcebergSnapshot:
-        """See :class:`sparkdl.data.scan.listing.Place`."""
+        """See :class:`sparkdl.data.scan.listing.ScanPlace`."""
         return replace(self, snapshot=listing.version, where=listing.where)
 
     def listed(self) -> Listing:
-        """See :class:`sparkdl.data.scan.listing.Place`.
+        """See :class:`sparkdl.data.scan.listing.ScanPlace`.
 
         Raises:
             ConfigError: if pyiceberg is missing.

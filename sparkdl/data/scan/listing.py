@@ -64,7 +64,7 @@ class Listing:
         return cls(files, schema, values, version, selected, meta["where"], meta["numbers"])
 
 
-class Place(Protocol):
+class ScanPlace(Protocol):
     """Where the rows of a scan are."""
 
     @property
@@ -78,12 +78,12 @@ class Place(Protocol):
     def listed(self) -> Listing:
         """List the files; called in a task."""
 
-    def pinned(self, listing: Listing) -> Place:
+    def pinned(self, listing: Listing) -> ScanPlace:
         """Return the place of these files, also if others come later."""
 
 
 @dataclass(frozen=True, slots=True)
-class Folders:
+class ParquetFolders:
     """Files and folders of Parquet files."""
 
     paths: tuple[str, ...]  # absolute paths or URLs
@@ -91,17 +91,17 @@ class Folders:
 
     @property
     def where(self) -> str:
-        """See :class:`Place`."""
+        """See :class:`ScanPlace`."""
         return self.paths[0]
 
     def listed(self) -> Listing:
-        """See :class:`Place`."""
+        """See :class:`ScanPlace`."""
         listed = list_files(self.paths, self.storage)
         files, below = [file for file, _ in listed], [path for _, path in listed]
         system, _ = file_system(self.where, self.storage)
         with open_parquet(system, files[0]) as first:
             return Listing(files, first.schema_arrow, folder_columns(below))
 
-    def pinned(self, _: Listing) -> Folders:
-        """See :class:`Place`."""
+    def pinned(self, _: Listing) -> ParquetFolders:
+        """See :class:`ScanPlace`."""
         return self

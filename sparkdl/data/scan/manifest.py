@@ -15,7 +15,7 @@ from sparkdl.data.columns import ColumnPlan
 from sparkdl.data.scan.files import File
 from sparkdl.data.scan.filters import SelectedRows, bits_of
 from sparkdl.data.scan.folders import NO_COLUMNS, packed, unpacked
-from sparkdl.data.scan.order import Layout
+from sparkdl.data.scan.order import ScanLayout
 from sparkdl.data.scan.schema import as_lists
 from sparkdl.data.streams import RowShare
 from sparkdl.wire import frame
@@ -78,9 +78,9 @@ class ScanManifest:
         return replace(self, columns=columns, streams=streams, window=window, window_bytes=window_bytes)
 
     @cached_property
-    def layout(self) -> Layout:
+    def layout(self) -> ScanLayout:
         """The rows as their order depends on them."""
-        return Layout(self.rows, self.streams, self.window)
+        return ScanLayout(self.rows, self.streams, self.window)
 
     @cached_property
     def begins(self) -> Array:

@@ -32,7 +32,7 @@ from sparkdl.wire.frame import Array
 
 
 @dataclass(frozen=True, eq=False)
-class Layout:
+class ScanLayout:
     """The rows of a scan, as far as their order depends on them."""
 
     groups: Array  # rows of each row group, in the order of the files
@@ -54,7 +54,7 @@ class Part(NamedTuple):
     end: int  # place after the last one
 
 
-class Span(NamedTuple):
+class RowSpan(NamedTuple):
     """Rows that follow each other in the files: all of a row group, or some."""
 
     first: int  # number of the first row
@@ -65,14 +65,14 @@ class Span(NamedTuple):
 class Order:
     """The order of an epoch's rows."""
 
-    layout: Layout  # the rows
+    layout: ScanLayout  # the rows
     seed: int | None  # from which chunks are permuted; ``None`` if they are not
     firsts: Array  # number of the first row of each piece, stream by stream
     counts: Array  # rows of each piece
     begins: Array  # number of each stream's first piece, and of all pieces
     lengths: Array  # rows of each stream
     places: Array  # place of each stream in the order q
-    _chunks: dict[int, tuple[list[list[Span]], list[int]]] = field(default_factory=dict)
+    _chunks: dict[int, tuple[list[list[RowSpan]], list[int]]] = field(default_factory=dict)
     _before: dict[int, Array] = field(default_factory=dict)
 
     @property
@@ -141,7 +141,7 @@ class Order:
         """Return the number of a stream's chunks."""
         return len(self._cut(stream)[0])
 
-    def spans(self, stream: int, chunk: int) -> list[Span]:
+    def spans(self, stream: int, chunk: int) -> list[RowSpan]:
         """Return the rows of a chunk as they lie in the files."""
         return self._cut(stream)[0][chunk]
 
@@ -175,7 +175,7 @@ class Order:
             found.append(rows[first:end] if order is None else rows[order[first:end]])
         return np.concatenate(found)
 
-    def _cut(self, stream: int) -> tuple[list[list[Span]], list[int]]:
+    def _cut(self, stream: int) -> tuple[list[list[RowSpan]], list[int]]:
         """Return the spans of each of a stream's chunks, and where chunks begin."""
         if stream not in self._chunks:
             pieces = slice(self.begins[stream], self.begins[stream + 1])
@@ -187,13 +187,13 @@ class Order:
         return self._chunks[stream]
 
 
-def _chunks(firsts: Array, counts: Array, most: int, room: int) -> tuple[list[list[Span]], list[int]]:
+def _chunks(firsts: Array, counts: Array, most: int, room: int) -> tuple[list[list[RowSpan]], list[int]]:
     """Cut a stream's pieces into chunks of ``most`` rows, the first one of ``room``.
 
     A room of zero lets no chunk have rows of two pieces.
     """
     one_piece, room = room == 0, room or most
-    chunks: list[list[Span]] = [[]]
+    chunks: list[list[RowSpan]] = [[]]
     for first, count in zip(firsts.tolist(), counts.tolist(), strict=True):
         end = first + count
         while first < end:
@@ -201,14 +201,14 @@ def _chunks(firsts: Array, counts: Array, most: int, room: int) -> tuple[list[li
                 chunks.append([])
                 room = most
             rows = min(end - first, room)
-            chunks[-1].append(Span(first, rows))
+            chunks[-1].append(RowSpan(first, rows))
             first, room = first + rows, room - rows
     chunks = chunks if chunks[-1] else []
     sizes = (sum(span.rows for span in chunk) for chunk in chunks)
     return chunks, list(accumulate(sizes, initial=0))
 
 
-def order_of(layout: Layout, seed: int, epoch: int, shuffle: bool) -> Order:
+def order_of(layout: ScanLayout, seed: int, epoch: int, shuffle: bool) -> Order:
     """Return the order of an epoch's rows."""
     if not shuffle:
         return in_files(layout)
@@ -227,7 +227,7 @@ def order_of(layout: Layout, seed: int, epoch: int, shuffle: bool) -> Order:
 
 
 @lru_cache(maxsize=8)
-def in_files(layout: Layout) -> Order:
+def in_files(layout: ScanLayout) -> Order:
     """Return the order of the files."""
     firsts, counts = _begins(layout.groups), layout.groups
     some = counts > 0
@@ -240,7 +240,7 @@ def _begins(counts: Array) -> Array:
     return np.cumsum(counts) - counts
 
 
-def _sliced(layout: Layout) -> tuple[Array, Array]:
+def _sliced(layout: ScanLayout) -> tuple[Array, Array]:
     """Return the first row and the rows of each piece that is dealt, in the order of the files."""
     groups = layout.groups.astype(np.int64)
     slices = np.maximum(1, -(-groups * 4 * layout.streams // max(1, layout.rows)))

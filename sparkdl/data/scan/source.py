@@ -16,12 +16,12 @@ from sparkdl.data import ragged
 from sparkdl.data.columns import ColumnLike, Columns, TablePlan
 from sparkdl.data.scan.filters import ROLE, RowFilter, SelectedRows
 from sparkdl.data.scan.folders import packed
-from sparkdl.data.scan.listing import Listing, Place
+from sparkdl.data.scan.listing import Listing, ScanPlace
 from sparkdl.data.scan.manifest import EVEN, ScanManifest, streams_for
 from sparkdl.data.scan.schema import plan_schema
 from sparkdl.data.scan.storage import Storage
 from sparkdl.data.scan.tasks import FirstRows, ListFiles, PlaceManifest, ReadFooters, checked
-from sparkdl.data.store.build import Partitions, Source
+from sparkdl.data.store.build import Partitions, StoreSource
 from sparkdl.data.streams import RowShare
 from sparkdl.exceptions import ConfigError, DataError
 from sparkdl.wire import frame
@@ -35,7 +35,7 @@ _ONE = b"\0"  # a frame for a task that needs none: without any there is no task
 _MOST_FILES = 2000  # whose footers one task reads
 
 
-class ScanSource(Source):
+class ScanSource(StoreSource):
     """Rows of Parquet files, which tasks read where they lie.
 
     Args:
@@ -50,7 +50,7 @@ class ScanSource(Source):
     def __init__(
         self,
         access: Access,
-        place: Place,
+        place: ScanPlace,
         window: int,
         streams: int | None,
         filter: Any = None,
@@ -193,23 +193,23 @@ class ScanSource(Source):
         folders = values.select(in_folders)
         return ScanManifest(self._place.where, tuple(files), file, number, left, folders, selected=selected)
 
-    # -- see Source -----------------------------------------------------------------------------
+    # -- see StoreSource -----------------------------------------------------------------------------
 
     def peek(self, plan: TablePlan, rows: int) -> dict[str, Array]:
-        """See :class:`Source`."""
+        """See :class:`StoreSource`."""
         manifest = replace(self.manifest(plan), columns=plan.columns)
         first = FirstRows(frame.join(manifest.pack()), rows, self.storage)
         (found,) = self._run("look at the first rows", self.access.one_task(_ONE), first)
         return {column.key: _column(found.arrays, column.key) for column in plan.columns}
 
-    def first(self, rows: int) -> Source:
-        """See :class:`Source`."""
+    def first(self, rows: int) -> StoreSource:
+        """See :class:`StoreSource`."""
         found = self._with(lambda manifest: manifest.first(rows))
         found._streams = _STREAMS_OF_SAMPLES
         return found
 
     def part(self, plan: TablePlan, share: RowShare) -> ScanSource:
-        """See :class:`Source`, and :meth:`ScanManifest.part`."""
+        """See :class:`StoreSource`, and :meth:`ScanManifest.part`."""
         self.manifest(plan)  # whose footers are read once for all shares
         return self._with(lambda manifest: manifest.part(share))
 
@@ -220,11 +220,11 @@ class ScanSource(Source):
         return found
 
     def most_partitions(self, plan: TablePlan) -> int:
-        """See :class:`Source`."""
+        """See :class:`StoreSource`."""
         return self.manifest(plan).streams
 
     def tokens(self, access: Access, plan: TablePlan, store: str, partitions: Partitions) -> Frames:
-        """See :class:`Source`."""
+        """See :class:`StoreSource`."""
         manifest = self.manifest(plan)
         assert isinstance(partitions, int)
         if partitions > manifest.streams:
@@ -255,7 +255,7 @@ class ScanSource(Source):
         return place, self._sent.broadcasts
 
     def shown(self) -> dict[str, object]:
-        """See :class:`Source`."""
+        """See :class:`StoreSource`."""
         manifest = self._manifest
         if manifest is None:
             return {}
@@ -274,7 +274,7 @@ class ScanSource(Source):
         }
 
     def release(self) -> None:
-        """See :class:`Source`."""
+        """See :class:`StoreSource`."""
         sent, self._sent = self._sent, None
         self._manifest = self._whole = self._listed = None
         if sent is not None:

@@ -20,7 +20,7 @@ from sparkdl.access.base import BytesRef
 from sparkdl.data.scan.files import BY_SPARK, File, attempted, check_unchanged, open_parquet
 from sparkdl.data.scan.filters import ROLE, RowFilter, bits_of
 from sparkdl.data.scan.folders import unpacked
-from sparkdl.data.scan.listing import Place
+from sparkdl.data.scan.listing import ScanPlace
 from sparkdl.data.scan.manifest import ScanManifest
 from sparkdl.data.scan.reader import MANIFEST, READING, first_rows
 from sparkdl.data.scan.schema import is_nested
@@ -65,7 +65,7 @@ def _message(error: SparkdlError) -> str:
 class ListFiles:
     """Lists the files of a scan."""
 
-    place: Place  # where they are
+    place: ScanPlace  # where they are
 
     def __call__(self, _: int, frames: Iterator[bytes]) -> Iterator[Parts]:
         """Yield one frame."""

@@ -27,7 +27,7 @@ MAX_REBUILDS = 5
 """How often a job is run again because it found parts of the store missing."""
 
 
-class Source(ABC):
+class StoreSource(ABC):
     """Where rows come from."""
 
     @abstractmethod
@@ -38,11 +38,11 @@ class Source(ABC):
     def tokens(self, access: Access, plan: TablePlan, store: str, partitions: Partitions) -> Frames:
         """Return the lazy frames whose tasks write the store and yield tokens."""
 
-    def first(self, rows: int) -> Source:
+    def first(self, rows: int) -> StoreSource:
         """Return a source of the first rows, for a sample; this one if it cannot be cut."""
         return self
 
-    def part(self, plan: TablePlan, share: RowShare) -> Source | None:
+    def part(self, plan: TablePlan, share: RowShare) -> StoreSource | None:
         """Return a source of a share of the rows; ``None`` if they are divided where they are stored."""
         return None
 
@@ -90,7 +90,7 @@ class PartitionStore:
 
 def build_store(
     access: Access,
-    source: Source,
+    source: StoreSource,
     plan: TablePlan,
     store: str,
     partitions: Partitions,

@@ -22,7 +22,7 @@ from sparkdl.data.columns import ROW_ID, ColumnLike, ColumnPlan, Columns, TableP
 from sparkdl.data.convert import from_arrow, row_namer
 from sparkdl.data.schema import check_dataframe, check_no_stream, plan_dataframe, vector_columns
 from sparkdl.data.sparse import hint
-from sparkdl.data.store.build import Partitions, Source, other_rows
+from sparkdl.data.store.build import Partitions, StoreSource, other_rows
 from sparkdl.data.store.partition import StoreBatch, Token, write_partition
 from sparkdl.data.streams import STREAMS, check_partitions
 from sparkdl.exceptions import DataError
@@ -37,7 +37,7 @@ ROW_BITS = 33  # of an id by monotonically_increasing_id; the input partition is
 ROWS = (1 << ROW_BITS) - 1
 
 
-class DataFrameSource(Source):
+class DataFrameSource(StoreSource):
     """Columns of a DataFrame.
 
     Args:
@@ -78,7 +78,7 @@ class DataFrameSource(Source):
         return df.select(F.monotonically_increasing_id().alias(ROW_ID), *self._expressions)
 
     def peek(self, plan: TablePlan, rows: int) -> dict[str, Array]:
-        """See :class:`Source`."""
+        """See :class:`StoreSource`."""
         first = self._selected(self._df).limit(rows).collect()
         if not first:
             return {}
@@ -89,7 +89,7 @@ class DataFrameSource(Source):
         return found
 
     def tokens(self, access: Access, plan: TablePlan, store: str, partitions: Partitions) -> Frames:
-        """See :class:`Source`."""
+        """See :class:`StoreSource`."""
         df = self._numbered(access)
         dealt, places = 0, None
         if isinstance(partitions, int):
@@ -101,8 +101,8 @@ class DataFrameSource(Source):
         write = arrow_writer(store, plan.columns, dealt, places)
         return access.written(df, write, rows_per_batch(plan))
 
-    def first(self, rows: int) -> Source:
-        """See :class:`Source`."""
+    def first(self, rows: int) -> StoreSource:
+        """See :class:`StoreSource`."""
         return DataFrameSource(self._df.limit(rows), self._expressions, self._vectors)
 
 

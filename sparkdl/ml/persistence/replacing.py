@@ -17,14 +17,14 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from sparkdl._spark.folders import Folders
+from sparkdl._spark.folders import HadoopFolders
 from sparkdl.exceptions import ConfigError
 
 _DRAFT = re.compile("[0-9a-f]+")
 
 
 @contextmanager
-def replacing(folders: Folders, path: str, overwrite: bool) -> Iterator[str]:
+def replacing(folders: HadoopFolders, path: str, overwrite: bool) -> Iterator[str]:
     """Give a path to write to; it becomes ``path`` at the end of ``with``, and is deleted on an error.
 
     Raises:
@@ -49,7 +49,7 @@ def replacing(folders: Folders, path: str, overwrite: bool) -> Iterator[str]:
     folders.delete(previous)
 
 
-def _delete_drafts(folders: Folders, path: str) -> None:
+def _delete_drafts(folders: HadoopFolders, path: str) -> None:
     """Delete what crashes have left half-written.
 
     Names are compared, not matched: as a pattern, the path ``run[1]`` is ``run1``, another's.

@@ -20,7 +20,7 @@ from sparkdl.ml.stages.shipped import load_shipped, ship
 from sparkdl.nn.batch import call
 from sparkdl.series.dates import NO_INSTANT
 from sparkdl.series.grid import Series, scaled
-from sparkdl.series.layout import STATIC, Layout
+from sparkdl.series.layout import STATIC, PanelLayout
 from sparkdl.series.panel import ID, as_times, check_columns, grouped, on_clock, series_of
 from sparkdl.wire.frame import Array
 
@@ -50,7 +50,7 @@ class ForecastTask:
     """From a panel's rows to rows of forecasts; a ``mapInArrow`` function."""
 
     forecaster: Lasting | Local  # the module, or a function that forecasts the values of one series by itself
-    layout: Layout  # the panel's columns
+    layout: PanelLayout  # the panel's columns
     outputs: tuple[str, ...]  # names of the columns of a forecast; the first is its value
     # which of the module's quantiles is the value; ``None`` for a module that gives no quantiles
     median: int | None
@@ -173,7 +173,7 @@ def _put_times(
         columns[INSTANT.format(name)] = pa.array(found, mask=found == NO_INSTANT)
 
 
-def _window(series: Series, layout: Layout, values: Array | None) -> Window:
+def _window(series: Series, layout: PanelLayout, values: Array | None) -> Window:
     """Return what the module gets of the last steps of a series; a short one is continued at its front."""
     found, centre, size = scaled(series, layout.scaling)
     end = len(series)
@@ -202,7 +202,7 @@ def _naive_error(series: Series, season: int) -> float:
 def forecast_rows(
     df: DataFrame,
     forecaster: nn.Module | Local,
-    layout: Layout,
+    layout: PanelLayout,
     outputs: Sequence[str],
     levels: Sequence[float] = (),
     season: int = 1,

@@ -15,7 +15,7 @@ from sparkdl.ml.params.entries import ParamEntry, accessors, getter, setter
 from sparkdl.ml.params.training import HasRun
 from sparkdl.nn.models.forecaster import ARCHITECTURES, LEVELS, check_quantiles
 from sparkdl.series.frequency import Frequency
-from sparkdl.series.layout import MISSING, Layout
+from sparkdl.series.layout import MISSING, PanelLayout
 from sparkdl.series.scaling import SCALINGS
 
 
@@ -167,7 +167,7 @@ class HasSeries(HasRun, HasPrediction, HasHandleInvalid):
         levels = value_of(self, self.quantiles)
         return [] if levels is None else levels
 
-    def _layout(self) -> Layout:
+    def _layout(self) -> PanelLayout:
         """Return the panel's columns, and how windows are made."""
         levels = value_of(self, self.quantiles)
         if levels is not None and 0.5 not in levels:
@@ -185,7 +185,7 @@ class HasSeries(HasRun, HasPrediction, HasHandleInvalid):
         if twice is not None:
             roles = [role for role, columns in names.items() if twice in columns]
             raise ConfigError(f"column {twice!r} is {' and '.join(roles)}: expected one role for each column")
-        return Layout(
+        return PanelLayout(
             id=self.getIdCol(),
             time=self.getTimeCol(),
             target=self.getOrDefault("labelCol"),

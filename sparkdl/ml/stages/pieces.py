@@ -49,7 +49,7 @@ _ORDER = (
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class StoredPiece:
     """A piece that is there."""
 
     partition: int  # of the DataFrame
@@ -101,14 +101,14 @@ class Pieces:
                 f"path={self._path!r}: another job has begun in this folder", code="config-resume"
             )
 
-    def present(self) -> list[Piece]:
+    def present(self) -> list[StoredPiece]:
         """Return the pieces that are there."""
         found = map(_NAME.fullmatch, self._store.entries(self._store.root))
-        return [Piece(int(m[1]), int(m[2]), int(m[3]), m[4]) for m in found if m is not None]
+        return [StoredPiece(int(m[1]), int(m[2]), int(m[3]), m[4]) for m in found if m is not None]
 
-    def by_partition(self) -> dict[int, dict[int, Piece]]:
+    def by_partition(self) -> dict[int, dict[int, StoredPiece]]:
         """Return them by partition and number; raises DataError if there are two of one number."""
-        found: dict[int, dict[int, Piece]] = {}
+        found: dict[int, dict[int, StoredPiece]] = {}
         for piece in self.present():
             if found.setdefault(piece.partition, {}).setdefault(piece.number, piece) != piece:
                 raise DataError(
@@ -127,10 +127,10 @@ class Pieces:
     @contextmanager
     def writing(
         self, partition: int, number: int, schema: pa.Schema
-    ) -> Iterator[tuple[parquet.ParquetWriter, Callable[[Piece], None]]]:
+    ) -> Iterator[tuple[parquet.ParquetWriter, Callable[[StoredPiece], None]]]:
         """Give a writer, and what is called at the end with the piece, upon which the file appears."""
         draft = join(self._store.root, f".part-{partition:05d}-{number:05d}.{uuid.uuid4().hex}")
-        pieces: list[Piece] = []
+        pieces: list[StoredPiece] = []
         with tempfile.TemporaryDirectory() as folder:
             local = draft if self._store.local else os.path.join(folder, "piece")
             try:
@@ -234,7 +234,7 @@ class PieceTask:
                 columns = [*_columns(waiting, len(found), self.width), *([c] for c in found.flatten())]
                 arrays = [pa.chunked_array(parts) for parts in columns]
                 writer.write_table(pa.Table.from_arrays(arrays, schema=writer.schema))
-            keep(Piece(partition, number, rows, digest.hexdigest()))
+            keep(StoredPiece(partition, number, rows, digest.hexdigest()))
         return rows
 
     def _schema(self, given: pa.Schema, added: pa.StructType) -> pa.Schema:
@@ -260,7 +260,7 @@ class PieceTask:
         if not expected:
             schema = pa.ipc.read_schema(pa.py_buffer(self.empty)).with_metadata(dict(self.metadata))
             with folder.writing(0, 0, schema) as (_, keep):
-                keep(Piece(0, 0, 0, "0" * 32))
+                keep(StoredPiece(0, 0, 0, "0" * 32))
         folder.finish()
 
 

@@ -38,7 +38,7 @@ _SHAPES = 24
 
 
 @dataclass(frozen=True, slots=True)
-class Tried:
+class Shardability:
     """What trying an optimizer has shown."""
 
     spec: OptimizerSpec  # the optimizer, or several, each with what its step needs to see
@@ -59,7 +59,7 @@ def check_shardable(spec: OptimizerSpec) -> bool:
     return any(trials)
 
 
-def tried_optimizer(spec: OptimizerSpec, layout: ParamLayout) -> Tried:
+def tried_optimizer(spec: OptimizerSpec, layout: ParamLayout) -> Shardability:
     """Find out what the step of an optimizer, or of each of several, needs to see at once.
 
     It makes some steps on small tensors of random numbers: in shards that end anywhere; tensor by tensor;
@@ -78,7 +78,7 @@ def tried_optimizer(spec: OptimizerSpec, layout: ParamLayout) -> Tried:
         stateful.append(keeps)
     first, *others = parts
     found = replace(first, others=tuple(others))
-    return Tried(found, replace(layout, uncut=_uncut(found, layout)), any(stateful))
+    return Shardability(found, replace(layout, uncut=_uncut(found, layout)), any(stateful))
 
 
 def _scope_of(part: OptimizerSpec, own: Sequence[_Entry]) -> tuple[Scope, bool]:

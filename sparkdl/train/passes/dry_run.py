@@ -17,7 +17,7 @@ from sparkdl.data.ragged import is_ragged, kind_of
 from sparkdl.exceptions import DataError, ModelError, SparkdlWarning
 from sparkdl.nn import serialize
 from sparkdl.nn.batch import Batch, tensors_of
-from sparkdl.nn.changing import Watch, refuse_trained, refuse_untrained
+from sparkdl.nn.changing import ChangeWatch, refuse_trained, refuse_untrained
 from sparkdl.nn.flat import FlatModule
 from sparkdl.nn.gradient import forward_backward
 from sparkdl.nn.lightning import check_mode, to_train
@@ -34,14 +34,14 @@ _TRIED_ROWS = 6  # rows with which a loss is tried, whole and in parts
 
 
 @dataclass(frozen=True, slots=True)
-class Tried:
+class DryRunResult:
     """The result of a dry run."""
 
     shipped: bytes  # the pickled spec
     moving: frozenset[str]  # names of frozen parameters that forward writes to
 
 
-def dry_run(spec: FitSpec, data: Dataset) -> Tried:
+def dry_run(spec: FitSpec, data: Dataset) -> DryRunResult:
     """Train on the first rows once, on copies.
 
     Raises:
@@ -73,7 +73,7 @@ def dry_run(spec: FitSpec, data: Dataset) -> Tried:
         check_mode(local.module)
         numerics = replace(local.numerics, compile=False)
         replica = make_replica(to_train(local.module), local.layout, numerics)
-        watch = Watch(replica, [*parts_of(local.objective).values()], trained=True)
+        watch = ChangeWatch(replica, [*parts_of(local.objective).values()], trained=True)
         try:
             forward_backward(replica, batch, local.objective, None)
         except ModelError as error:
@@ -91,7 +91,7 @@ def dry_run(spec: FitSpec, data: Dataset) -> Tried:
         told = _tell_coupled(local, replica, data)
     if told:
         warnings.warn(SparkdlWarning(told, code="model-output"), stacklevel=4)
-    return Tried(shipped, frozenset(moving))
+    return DryRunResult(shipped, frozenset(moving))
 
 
 def _tell_coupled(spec: FitSpec, replica: FlatModule, data: Dataset) -> str:

@@ -29,7 +29,7 @@ from sparkdl.nn import serialize
 from sparkdl.nn.batch import Batch
 from sparkdl.nn.flat import FlatModule
 from sparkdl.nn.gradient import evaluate
-from sparkdl.nn.meeting import Meeting, watch
+from sparkdl.nn.meeting import MeetingWatch, watch
 from sparkdl.nn.trace import describe as say
 from sparkdl.train.passes.dry_run import check_shapes, refuse, some_rows
 from sparkdl.train.passes.sweep import BatchReader, evaluating, located, output_of, rows_per_batch, sweep
@@ -323,7 +323,7 @@ def _check_shapes(
     target = batch.inputs if batch.label is None else batch.label
     for name, metric in metrics.items():
         if not isinstance(metric.metric, Loss):
-            mode = Meeting(batch.rows, target, output)
+            mode = MeetingWatch(batch.rows, target, output)
             found = watch(mode, metric.fresh().update, output, batch.label, batch.inputs)
             refuse(found, f"metric {name!r}")
 

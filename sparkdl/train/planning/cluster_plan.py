@@ -11,7 +11,7 @@ from typing import Any
 from sparkdl import html
 from sparkdl.exceptions import ConfigError
 from sparkdl.train.planning.costs import Kind, worth
-from sparkdl.train.planning.measured import Fit, Rehearsal
+from sparkdl.train.planning.measured import FitTimes, Rehearsal
 from sparkdl.train.planning.model import StepModel
 
 _BETTER = 0.05  # another exchange, transport or division of cores is recommended if it saves at least so much
@@ -213,7 +213,7 @@ def make_plan(
     if not kinds:
         raise ConfigError("executors: no number of them suits the exchange; give larger ones")
 
-    def estimate(executors: int, like: Fit, size: int) -> Estimate:
+    def estimate(executors: int, like: FitTimes, size: int) -> Estimate:
         whole = size * steps_per_batch
         step, steps = model.step(executors, whole, like), math.ceil(rows / whole)
         jvm, python = model.memory(executors, whole, rows, like)

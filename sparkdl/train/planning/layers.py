@@ -42,7 +42,7 @@ class LayerTime:
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class LayerSpan:
     """What the profiler saw of a layer: for a trace."""
 
     name: str  # of the layer, with the direction
@@ -76,7 +76,7 @@ class ProfileLayers:
 
 def profile_layers(
     replica: FlatModule, batch: Batch, objective: Objective, micro_batch_size: int | None
-) -> tuple[list[LayerTime], list[Span]]:
+) -> tuple[list[LayerTime], list[LayerSpan]]:
     """Return each layer's seconds in a step, and the spans of one step."""
     for _ in range(_WARM):
         forward_backward(replica, batch, objective, micro_batch_size)
@@ -134,19 +134,19 @@ def _marked(module: nn.Module) -> Iterator[None]:
         yield
 
 
-def _spans(events: Sequence[Any] | None) -> list[Span]:
+def _spans(events: Sequence[Any] | None) -> list[LayerSpan]:
     """Return the spans of layers; operators of the backward pass belong to the layer that has made them.
 
     Torch numbers the operators of a forward pass, and their derivatives have the same numbers.
     """
-    found: list[Span] = []
+    found: list[LayerSpan] = []
     layer_of: dict[int, str] = {}
     events = sorted(events or (), key=lambda event: event.time_range.start)
     begin = events[0].time_range.start if events else 0
 
     def add(name: str, event: Any, backward: bool) -> None:
         span = event.time_range
-        found.append(Span(name, (span.start - begin) / 1e6, (span.end - span.start) / 1e6, backward))
+        found.append(LayerSpan(name, (span.start - begin) / 1e6, (span.end - span.start) / 1e6, backward))
 
     for event in events:
         if event.name.startswith(_MARK):

@@ -9,7 +9,7 @@ from sparkdl.train.planning.costs import Kind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fit:
+class FitTimes:
     """One fit of a rehearsal. Seconds are means of a step over the later groups."""
 
     ranks: int  # how many
@@ -30,12 +30,12 @@ class Fit:
 class Rehearsal:
     """What was measured on a sample."""
 
-    alone: Sequence[Fit]  # one rank, with few rows and more; at least one fit
+    alone: Sequence[FitTimes]  # one rank, with few rows and more; at least one fit
     # as many ranks as executors, for each exchange and transport; the first is that of the options. Empty if
     # there was one executor of one core.
-    together: Sequence[Fit]
+    together: Sequence[FitTimes]
     # two ranks for each executor, each with half the cores; ``None`` if a core cannot be halved
-    halved: Fit | None
+    halved: FitTimes | None
     job: float  # seconds of a job beyond those of its steps
     nbytes: int  # of the weights
     state_bytes: int  # of the optimizer's state, of all shards

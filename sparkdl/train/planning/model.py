@@ -17,7 +17,7 @@ from sparkdl.train.planning.costs import (
     exchange_seconds,
     moves,
 )
-from sparkdl.train.planning.measured import Fit, Rehearsal
+from sparkdl.train.planning.measured import FitTimes, Rehearsal
 
 _SURE = 0.06  # relative error of a forecast for what was measured: two runs of the same differ by so much
 _PER_DOUBLING = 0.06  # what each doubling of executors beyond the measured ones adds
@@ -101,7 +101,7 @@ class StepModel:
     carrier: Carrier = field(default_factory=Carrier)  # what a message costs
     driver: Driver = field(default_factory=Driver)  # what a job costs
 
-    def step(self, executors: int, batch: float, like: Fit | None = None) -> StepTime:
+    def step(self, executors: int, batch: float, like: FitTimes | None = None) -> StepTime:
         """Return the time of a step.
 
         Args:
@@ -129,7 +129,9 @@ class StepModel:
         error = math.sqrt(error**2 + noise**2 + _SURE**2 + far**2)
         return StepTime(work, sync, job / group, error)
 
-    def memory(self, executors: int, batch: float, rows: float, like: Fit | None = None) -> tuple[int, int]:
+    def memory(
+        self, executors: int, batch: float, rows: float, like: FitTimes | None = None
+    ) -> tuple[int, int]:
         """Return the memory of an executor's JVM and of its Python processes."""
         found, like = self.found, like or self.usual
         curve = Curve.through([fit.rows for fit in found.alone], [fit.python_bytes for fit in found.alone])
@@ -143,17 +145,17 @@ class StepModel:
         return max(like.jvm_bytes, *(fit.jvm_bytes for fit in found.alone)), int(python + stored)
 
     @property
-    def usual(self) -> Fit:
+    def usual(self) -> FitTimes:
         """The fit with the options as they are, together if there were several ranks."""
         return self.found.together[0] if self.found.together else self.found.alone[-1]
 
-    def chosen(self, kind: Kind) -> Fit:
+    def chosen(self, kind: Kind) -> FitTimes:
         """Return the fit that has measured an exchange with the usual transport, or the nearest to it."""
         known = [fit for fit in self.found.together if fit.exchange == kind]
         usual = [fit for fit in known if fit.transport == self.usual.transport]
         return (usual or known or [self._with(kind)])[0]
 
-    def _with(self, kind: Kind) -> Fit:
+    def _with(self, kind: Kind) -> FitTimes:
         """Return what the usual fit would have measured with another exchange."""
         usual = self.usual
         if usual.ranks == 1:
@@ -183,21 +185,21 @@ class StepModel:
         rest = [fit.seconds - fit.work - self._job_share(fit) for fit in self.found.alone]
         return max(0.0, float(np.median(rest)))
 
-    def _job_share(self, fit: Fit) -> float:
+    def _job_share(self, fit: FitTimes) -> float:
         each = self.found.job / fit.group
         usual = self.driver.seconds(self.usual.ranks, 1, 1)
         return each * self.driver.seconds(fit.ranks, 1, 1) / usual
 
-    def _exchanging(self, like: Fit) -> float:
+    def _exchanging(self, like: FitTimes) -> float:
         """Return the seconds in which messages travelled, and ranks waited."""
         return max(1e-6, like.seconds - like.work - self._job_share(like) - self._updating(like))
 
-    def _updating(self, like: Fit) -> float:
+    def _updating(self, like: FitTimes) -> float:
         """Return the seconds of a rank's update, as slow beside the others as its work is."""
         update = self._update / like.ranks if like.exchange == "sharded" else self._update
         return update * max(1.0, like.work / max(self._work.at(like.rows), 1e-12))
 
-    def _exchange(self, like: Fit, ranks: int, *, here: bool = False) -> float:
+    def _exchange(self, like: FitTimes, ranks: int, *, here: bool = False) -> float:
         """Return the cost model's seconds; those of the rehearsal's own network if ``here``."""
         same = here or self.found.one_host or self.found.executors > 1
         around = Surroundings(network=math.inf if same else self.network)

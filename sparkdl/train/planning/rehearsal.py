@@ -25,7 +25,7 @@ from sparkdl.train.leaving import ErrorsCarryResult
 from sparkdl.train.options.config import TrainConfig
 from sparkdl.train.options.triggers import MaxIteration
 from sparkdl.train.planning.costs import Kind
-from sparkdl.train.planning.measured import Fit, Rehearsal
+from sparkdl.train.planning.measured import FitTimes, Rehearsal
 from sparkdl.train.planning.probe import MemoryWatch
 from sparkdl.train.result import FitResult
 from sparkdl.train.shipped import threads_per_task
@@ -98,7 +98,7 @@ class Stage:
         most = min(most, batch)
         rows = SAMPLE_STEPS * self.trainer.config.rows_per_iteration(batch, 0)
         shares = sorted({max(1, batch // (4 * most)), max(1, batch // most), min(batch, 2 * batch // most)})
-        job, together, halved = 0.0, list[Fit](), None
+        job, together, halved = 0.0, list[FitTimes](), None
         with self.sample(rows, 1) as sample:
             self.pilot(sample, shares[0])
             alone = [self.fit(sample, share, f"1 rank, batches of {share}") for share in shares]
@@ -163,7 +163,7 @@ class Stage:
             history, _ = self.run(sample, batch, 2 * _PILOT_GROUP, {"iterations_per_job": _PILOT_GROUP})
             self._each = statistics.fmean(history.column("seconds")[_PILOT_GROUP:])
 
-    def _tried(self, sample: Dataset, batch: int, name: str, options: dict[str, Any]) -> list[Fit]:
+    def _tried(self, sample: Dataset, batch: int, name: str, options: dict[str, Any]) -> list[FitTimes]:
         """Return a fit; nothing if these options do not suit model or session."""
         if not options:
             return [self.fit(sample, batch, name)]
@@ -173,7 +173,9 @@ class Stage:
             _log.info("%s was not measured: %s", name, error)
             return []
 
-    def fit(self, sample: Dataset, batch: int, name: str, hooks: Sequence[Hook] = (), **options: Any) -> Fit:
+    def fit(
+        self, sample: Dataset, batch: int, name: str, hooks: Sequence[Hook] = (), **options: Any
+    ) -> FitTimes:
         """Return how long the steps of a short fit take, and how much memory."""
         self.tell(name)
         count = max(_GROUPS, min(int(self.seconds / self._each), _MOST_STEPS))
@@ -190,7 +192,7 @@ class Stage:
         exchange = _exchange(self.wanted, self.data, ranks, options)
         self._state_bytes = max(self._state_bytes, max(history.column("bytes.state")))
         self._host_cores = min((found.cores for found in watch.executors), default=0)
-        return Fit(
+        return FitTimes(
             ranks=ranks,
             rows=statistics.fmean(history.column("samples")) / ranks,
             threads=threads_per_task(sample.store().executors, ranks),
@@ -205,7 +207,7 @@ class Stage:
             group_seconds=self.wanted.plan(exchange, ranks, 0, directly=direct).traits.group_seconds,
         )
 
-    def job(self, sample: Dataset, known: Fit, batch: int, options: dict[str, Any]) -> float:
+    def job(self, sample: Dataset, known: FitTimes, batch: int, options: dict[str, Any]) -> float:
         """Return the seconds of a job beyond those of its steps, by jobs of one step."""
         if known.group == 1 or known.exchange == "driver":
             return 0.0

@@ -30,7 +30,7 @@ from sparkdl.data.sampler import in_order
 from sparkdl.data.scan.source import ScanSource
 from sparkdl.data.scan.tasks import PlaceManifest
 from sparkdl.data.store import partition as store
-from sparkdl.data.store.build import Partitions, Source
+from sparkdl.data.store.build import Partitions, StoreSource
 from sparkdl.data.store.partition import StoreBatch, Token
 from sparkdl.data.streams import RowShare
 from sparkdl.train.checkpoint.lock import alone_in
@@ -51,7 +51,7 @@ _ORDER = "order"
 class SharedRows:
     """All rows of a Dataset, as tasks get at them."""
 
-    rows: Blocks | Scans  # in blocks, or in the files where they lie
+    rows: DriverRows | Scans  # in blocks, or in the files where they lie
     plan: TablePlan  # their columns
     transform: Transform | None  # of the Dataset
     collate: Collate | None  # of the Dataset
@@ -83,7 +83,7 @@ class Scans:
 
 
 @dataclass(frozen=True, slots=True)
-class Blocks:
+class DriverRows:
     """Rows that the driver has read."""
 
     store: str  # names the rows' folder on an executor
@@ -166,7 +166,7 @@ def _scans(
     return Scans(placing), broadcasts
 
 
-def _blocks(data: Dataset, name: str, stack: ExitStack) -> tuple[Blocks, list[Any]]:
+def _blocks(data: Dataset, name: str, stack: ExitStack) -> tuple[DriverRows, list[Any]]:
     access, sent = data.access, list[Published]()
     for token in data.store().partitions:
         size = max(1, BLOCK_BYTES // max(1, token.nbytes // max(token.rows, 1)))
@@ -184,7 +184,7 @@ def _blocks(data: Dataset, name: str, stack: ExitStack) -> tuple[Blocks, list[An
             stack.callback(_if_alive, access, sent[-1].release)
     refs = tuple(published.ref for published in sent)
     broadcasts = [broadcast for published in sent for broadcast in published.broadcasts]
-    return Blocks(name, refs, data.plan.columns), broadcasts
+    return DriverRows(name, refs, data.plan.columns), broadcasts
 
 
 def _if_alive(access: Access, release: Callable[[], None]) -> None:
@@ -228,17 +228,17 @@ class _ReadBlock:
         yield frame.pack({"kind": "rows", "partition": partition}, arrays)
 
 
-class _TokenSource(Source):
+class _TokenSource(StoreSource):
     """Rows that lie in files of this executor."""
 
     def __init__(self, token: Token) -> None:
         self._token = token
 
     def peek(self, plan: TablePlan, rows: int) -> dict[str, Array]:
-        """See :class:`sparkdl.data.store.build.Source`."""
+        """See :class:`sparkdl.data.store.build.StoreSource`."""
         return in_order(self._token, size=rows).read()
 
     def tokens(self, access: Access, plan: TablePlan, name: str, partitions: Partitions) -> Frames:
-        """See :class:`sparkdl.data.store.build.Source`."""
+        """See :class:`sparkdl.data.store.build.StoreSource`."""
         # One partition that has all rows in their order has them as if they were dealt to it.
         return LazyFrames(1, lambda _: [replace(self._token, dealt=1).to_frame()])

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from sparkdl._spark.errors import is_job_failure
-from sparkdl._spark.processes import Meeting
+from sparkdl._spark.processes import TaskMeeting
 from sparkdl.access.base import Access
 from sparkdl.allreduce.transport.direct.peer import Peer
 from sparkdl.allreduce.transport.direct.task import Assemble, Dismiss, Rendezvous
@@ -93,7 +93,7 @@ class Membership:
                 return
             access.describe("sparkdl: close connections")
             try:
-                task = Dismiss(self._fit.fit_id, Meeting(slots))
+                task = Dismiss(self._fit.fit_id, TaskMeeting(slots))
                 heard = set(map(bytes, access.run_everywhere(task, times=slots, profile=self._profile)))
             except Exception as error:
                 if not is_job_failure(error):
@@ -111,12 +111,12 @@ class Membership:
         access.describe(f"{name}, find peers")
         try:
             if self._fit.in_memory and tasks == len(self._store.partitions) and not losses:
-                task = Assemble(self._fit, self._rendezvous, Meeting(1))
+                task = Assemble(self._fit, self._rendezvous, TaskMeeting(1))
                 found = access.collect(access.stage(self._store.tokens, task, broadcasts, profile=profile))
             else:
                 # Spark gives a task to the process that has been idle for longest: after a loss there are
                 # perhaps more processes than slots.
-                task = Assemble(self._fit, self._rendezvous, Meeting(slots))
+                task = Assemble(self._fit, self._rendezvous, TaskMeeting(slots))
                 times = slots * (1 + min(losses, _MOST_TURNS))
                 found = access.run_everywhere(task, broadcasts, times=times, profile=profile)
         finally:

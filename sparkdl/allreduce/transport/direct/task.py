@@ -10,7 +10,7 @@ from itertools import chain
 import torch
 
 from sparkdl._spark.frames import key
-from sparkdl._spark.processes import Meeting, siblings
+from sparkdl._spark.processes import TaskMeeting, siblings
 from sparkdl.access.in_pieces import RESULT
 from sparkdl.allreduce import messages
 from sparkdl.allreduce.messages import Message, Problems, of_type
@@ -223,7 +223,7 @@ class Assemble:
 
     fit: FitRef  # the fixed part of the fit
     rendezvous: Rendezvous  # by which tasks find each other
-    meeting: Meeting  # of the tasks on an executor
+    meeting: TaskMeeting  # of the tasks on an executor
 
     def __call__(self, _: int, frames: Iterator[Buffer]) -> Iterator[bytes | Parts]:
         """Yield the peer; nothing if this machine cannot listen."""
@@ -241,7 +241,7 @@ class Dismiss:
     """Ends this process's part in a fit, releases its objects, and says which peer it was."""
 
     fit_id: str
-    meeting: Meeting
+    meeting: TaskMeeting
 
     def __call__(self, _: int, frames: Iterator[Buffer]) -> Iterator[bytes | Parts]:
         """Yield the id of the peer, if there was one."""
