@@ -72,7 +72,10 @@ Codec = Cast | Int8 | TopK
 """``fp32``: as they are. ``bf16``: 8 bits of precision, the range of fp32. ``fp16``: 11 bits; values below
 2⁻³⁸ of the shard's largest are lost. Others see :class:`Int8` and :class:`TopK`."""
 
-CODECS: tuple[str, ...] = (*get_args(Cast), "int8")
+Short = Literal["int8"]
+"""Names that stand for a codec with its defaults."""
+
+CODECS: tuple[str, ...] = (*get_args(Cast), *get_args(Short))
 """Codecs that have a name."""
 
 
@@ -195,6 +198,7 @@ def decode(meta: Mapping[str, Any], arrays: Mapping[str, Array], dtype: np.dtype
         whole = np.zeros(meta["count"], dtype)
         whole[arrays["indices"]] = encoded
         return whole
+    # int8
     scales = np.repeat(arrays["scales"].astype(dtype, copy=False), meta["block"])[: len(encoded)]
     values: Array = np.multiply(encoded, scales, dtype=dtype)
     return values

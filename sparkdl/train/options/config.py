@@ -21,7 +21,7 @@ from sparkdl.train.options.local_steps import LocalSteps
 from sparkdl.train.options.schedule import Schedule
 from sparkdl.train.options.stragglers import DropStragglers
 from sparkdl.train.options.triggers import EveryEpoch, MaxEpoch, Trigger
-from sparkdl.wire.codec import Cast, Codec, cast_of, codec_of
+from sparkdl.wire.codec import Cast, Codec, Short, cast_of, codec_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +46,7 @@ class TrainConfig:
     schedule: Schedule | None = None
     clip: Clip | None = None
     combine: Combine = "mean"
-    gradient_codec: Codec | Literal["int8"] = "fp32"
+    gradient_codec: Codec | Short = "fp32"
     weights_codec: Cast = "fp32"
     local_steps: LocalSteps | int | None = None
     averaging: Averaging | None = None
