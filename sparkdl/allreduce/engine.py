@@ -34,7 +34,7 @@ from sparkdl.compute.problems import (
 )
 from sparkdl.compute.start import ModelVersion, Origin, Start
 from sparkdl.compute.worker import FitRef
-from sparkdl.data.store.build import MAX_REBUILDS, PartitionStore
+from sparkdl.data.store.build import MAX_ATTEMPTS, PartitionStore
 from sparkdl.exceptions import DataError, ModelError, TaskError
 from sparkdl.keyed.entries import Entries
 from sparkdl.wire.frame import Array, Frame
@@ -147,7 +147,7 @@ class Engine:
         if self._spreading.move():
             origin, steps = Origin.DRIVER_ALONE, steps[:1]
             self._generation += 1
-        for _ in range(MAX_REBUILDS):
+        for _ in range(MAX_ATTEMPTS):
             steps = steps[: self.longest_group]
             if origin is not Origin.EXECUTORS and not seed:
                 self._send_seed(model, seed)
@@ -181,12 +181,12 @@ class Engine:
                     self._spreading.lost()
         if not any(isinstance(problem, MissingPartition) for problem in problems):
             raise TaskError(
-                f"{steps[0]}: in each of {MAX_REBUILDS} attempts an executor was lost, or a task ran where "
+                f"{steps[0]}: in each of {MAX_ATTEMPTS} attempts an executor was lost, or a task ran where "
                 "nothing was left for it; look for the reason in the executors' logs"
             )
         raise DataError(
             f"{steps[0]}: partitions of the store were still missing after "
-            f"{MAX_REBUILDS} rebuilds; is the executors' local disk full or being cleaned?",
+            f"{MAX_ATTEMPTS} rebuilds; is the executors' local disk full or being cleaned?",
             code="data-store",
         )
 

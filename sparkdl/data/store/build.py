@@ -23,8 +23,8 @@ from sparkdl.wire.frame import Array
 
 Partitions = int | Literal["input"] | None
 
-MAX_REBUILDS = 5
-"""How often a job is run again because it found parts of the store missing."""
+MAX_ATTEMPTS = 5
+"""How often a job is run, at most, where it finds parts of the store missing, or executors are lost."""
 
 
 class StoreSource(ABC):

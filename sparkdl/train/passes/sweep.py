@@ -24,7 +24,7 @@ from sparkdl.data.dataset import Dataset
 from sparkdl.data.sampler import Rows, in_order
 from sparkdl.data.scan.reader import Reading
 from sparkdl.data.store import partition as store
-from sparkdl.data.store.build import MAX_REBUILDS
+from sparkdl.data.store.build import MAX_ATTEMPTS
 from sparkdl.data.store.manifest import Unchanged, changed_error
 from sparkdl.exceptions import DataError, ModelError
 from sparkdl.nn.batch import Batch
@@ -151,7 +151,7 @@ def sweep(
         TaskError: if a task failed, or the error of sparkdl that it raised.
     """
     built = data.store()
-    for _ in range(MAX_REBUILDS):
+    for _ in range(MAX_ATTEMPTS):
         access.describe(describe)
         try:
             checked = Reading(Unchanged(task, built.manifest))
@@ -172,7 +172,7 @@ def sweep(
         for partition in missing:
             access.forget(built.tokens, partition)
     raise DataError(
-        f"{doing}: partitions of the store were still missing after {MAX_REBUILDS} rebuilds; is the "
+        f"{doing}: partitions of the store were still missing after {MAX_ATTEMPTS} rebuilds; is the "
         "executors' local disk full or being cleaned?",
         code="data-store",
     )
