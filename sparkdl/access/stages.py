@@ -89,7 +89,7 @@ class StageChain:
             self._tokens = None
 
     def _padded(self, frames: int) -> JavaObject:
-        """Return the tokens, each followed by as many empty frames as a stage is to read."""
+        """Return the tokens, each followed by empty frames: so many for each rank, the token among them."""
         if self._tokens is None or self._frames != frames:
             self.release()
             pad = _Pad(frames * self._ranks)
@@ -103,7 +103,7 @@ class StageChain:
 class _Pad:
     """Task that appends empty frames to a token."""
 
-    frames: int
+    frames: int  # how many there are then, the token among them
 
     def __call__(self, _: int, tokens: Iterator[bytes]) -> Iterator[bytes]:
         """Yield them."""

@@ -148,7 +148,7 @@ class Forecast:
         return Directives(self._schedule.hyper(), weight, wanted)
 
     def step(self, state: TrainState, directives: Directives) -> Step:
-        """Return the actions that are due after a state."""
+        """Return the step after a state."""
         frozen = tuple(self._indices[name] for name in sorted(self._run.frozen))
         allowance = self._deadlines.allowance() if self._deadlines is not None else None
         local, inner = self._run.config.local, None

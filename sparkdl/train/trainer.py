@@ -206,7 +206,7 @@ class Trainer:
             DataError: if a column or row cannot become a tensor.
             ModelError: if the module or a metric cannot process the rows.
             ConfigError: if an option does not fit the data.
-            NonFiniteError: if the loss becomes NaN.
+            NonFiniteError: if the loss or a gradient becomes NaN or infinite.
             TaskError: if a task keeps failing.
 
         Every exception that leaves a run, also one of a hook or a second Ctrl-C, has a ``result``: the

@@ -251,7 +251,7 @@ _MOST_PATIENCE = 4
 
 @dataclass(slots=True)
 class BackOff:
-    """Pause after losses."""
+    """Says for how long groups go by shuffles after a loss, and how long a silent rank is waited for."""
 
     failures: int = 0  # losses in a row
     patience: int = 1  # how many times as long as usual a rank may be silent
