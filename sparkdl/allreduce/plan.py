@@ -25,7 +25,7 @@ from sparkdl.compute.stragglers import Allowance
 from sparkdl.compute.worker import Worker
 from sparkdl.data.sampler import EpochPlace
 from sparkdl.data.store.partition import Token
-from sparkdl.nn.flat import Weights
+from sparkdl.nn.flat import FlatWeights
 from sparkdl.wire import frame
 from sparkdl.wire.frame import Array, Packed
 from sparkdl.wire.layout import ParamLayout
@@ -99,7 +99,7 @@ class Participant:
     stays: bool = False  # whether the rank stays in this process until the group has ended
 
     def contribute(
-        self, forward: ForwardBackward, weights: Callable[[], Mapping[str, Weights]]
+        self, forward: ForwardBackward, weights: Callable[[], Mapping[str, FlatWeights]]
     ) -> Contribution:
         """Run the rank's forward and backward pass; see :class:`ForwardBackward`."""
         assert self.token is not None

@@ -33,7 +33,7 @@ from sparkdl.data.store import partition as store
 from sparkdl.data.store.manifest import Manifest
 from sparkdl.exceptions import DataError, ModelError
 from sparkdl.nn.batch import Batch
-from sparkdl.nn.flat import FlatModule, Weights
+from sparkdl.nn.flat import FlatModule, FlatWeights
 from sparkdl.nn.gradient import BatchLoss, Gradient, forward_backward
 from sparkdl.wire.frame import Array, Frame, Parts
 from sparkdl.wire.held import Held
@@ -72,7 +72,7 @@ class ForwardBackward:
         self,
         worker: Worker,
         token: store.Token,
-        weights: Callable[[], Mapping[str, Weights]],
+        weights: Callable[[], Mapping[str, FlatWeights]],
         clock: Stopwatch,
     ) -> Contribution:
         """Compute a partition's contribution.

@@ -22,7 +22,7 @@ from sparkdl.compute.local_store import LocalStore
 from sparkdl.compute.problems import LackingState, ProblemError
 from sparkdl.compute.spec import FitSpec
 from sparkdl.compute.start import ModelVersion, Start
-from sparkdl.nn.flat import FlatModule, Weights
+from sparkdl.nn.flat import FlatModule, FlatWeights
 from sparkdl.nn.gradient import Gradient
 from sparkdl.optim.shard.optimizer import ShardOptimizer
 from sparkdl.optim.shard.packed import put_state
@@ -121,7 +121,7 @@ class LiveModel:
         return self.weights.cpu().numpy()
 
     @property
-    def loadable(self) -> Mapping[str, Weights]:
+    def loadable(self) -> Mapping[str, FlatWeights]:
         """Params, buffers and counters, for the module to load; its own params are there already."""
         return {"params": self.weights, "buffers": self.buffers, "counters": self.counters}
 

@@ -24,7 +24,7 @@ from sparkdl.wire.layout import ParamLayout, TensorPlace
 
 T = TypeVar("T")
 
-Weights = Array | Sequence[Array] | torch.Tensor
+FlatWeights = Array | Sequence[Array] | torch.Tensor
 """What a module loads: a flat vector on the host, whole or in shards, or a tensor on any device."""
 
 
@@ -190,13 +190,13 @@ class FlatModule:
         """Return the names of the parameters that are frozen now."""
         return [self.layout.params[index].name for index in np.flatnonzero(self._frozen)]
 
-    def load(self, params: Weights, buffers: Array, counters: Array) -> None:
+    def load(self, params: FlatWeights, buffers: Array, counters: Array) -> None:
         """Copy weights in, unless they are the module's own, and buffers; arrays may be read-only."""
         if params is not self.params:
             self.load_params(params)
         self.load_buffers(buffers, counters)
 
-    def load_params(self, params: Weights) -> None:
+    def load_params(self, params: FlatWeights) -> None:
         """Copy weights in; the arrays may be read-only."""
         self.holds = None
         if isinstance(params, torch.Tensor):
