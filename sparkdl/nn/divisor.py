@@ -10,18 +10,18 @@ follows their results to the loss.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.nn import functional as nnf
 from torch.overrides import TorchFunctionMode
 
-_CALLS: dict[Any, inspect.Signature] = {
-    function: inspect.signature(function)
+_CALLS: dict[Any, Mapping[str, Any]] = {
+    function: {name: own.default for name, own in inspect.signature(function).parameters.items()}
     for function in (nnf.cross_entropy, nnf.nll_loss, getattr(nnf, "linear_cross_entropy", nnf.nll_loss))
 }
+"""Defaults of each function's parameters, in the order of the parameters."""
 
 
 class DivisorWatch(TorchFunctionMode):
@@ -35,9 +35,9 @@ class DivisorWatch(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run a function; note its divisor, or those of its arguments, for its result."""
         result = func(*args, **(kwargs or {}))
-        signature = _CALLS.get(func)
-        if signature is not None:
-            divisor = _divisor(signature, args, kwargs or {})
+        defaults = _CALLS.get(func)
+        if defaults is not None:
+            divisor = _divisor({**defaults, **dict(zip(defaults, args, strict=False)), **(kwargs or {})})
             if divisor is not None:
                 self._note(result, frozenset((divisor,)))
         elif self._divisors:
@@ -71,19 +71,15 @@ def watched(compute: Callable[..., Any], *arguments: Any) -> tuple[Any, DivisorW
         return compute(*arguments), watch
 
 
-def _divisor(signature: inspect.Signature, args: Any, kwargs: Any) -> float | None:
+def _divisor(given: Mapping[str, Any]) -> float | None:
     """Return the divisor of a call; ``None`` if it takes no mean over labels that are class numbers."""
-    bound = signature.bind(*args, **kwargs)
-    bound.apply_defaults()
-    given = bound.arguments
     target, weight, ignored = given["target"], given["weight"], given["ignore_index"]
     # The two options that reduction= has replaced come first where they are given.
     old = (given.get("size_average"), given.get("reduce"))
     mean = given["reduction"] == "mean" if old == (None, None) else False not in old
     if not mean or target.is_floating_point():  # probabilities of classes: a mean over rows
         return None
-    with torch.no_grad():
-        counts = target != (-100 if ignored is None else ignored)
-        if weight is None:
-            return float(counts.sum())
-        return float(weight.detach().double()[target[counts]].sum())
+    counts = target != (-100 if ignored is None else ignored)
+    if weight is None:
+        return float(counts.sum())
+    return float(weight.detach().double()[target[counts]].sum())
