@@ -60,7 +60,7 @@ PARTS: Mapping[str, tuple[str, ...]] = {
         "sparkdl.nn.flat:FlatModule.load",
         "sparkdl.compute.live_model:LiveModel.apply",
     ),
-    "rows": ("sparkdl.data.store.partition:read_rows", "sparkdl.data.sampler:Place.rows"),
+    "rows": ("sparkdl.data.store.partition:read_rows", "sparkdl.data.sampler:EpochPlace.rows"),
     "batch": ("sparkdl.compute.forward_backward:make_batch", "sparkdl.seeding:seed_task"),
     "gradient out": (
         "sparkdl.nn.flat:FlatModule.on_host",

@@ -292,7 +292,7 @@ def test_an_interrupted_save_leaves_the_previous_one(
 def interrupt(patch: pytest.MonkeyPatch, when: str) -> None:
     """Let the next save stop at some point."""
     renames = iter([when == "first rename", when == "second rename"])
-    original, write = replacing.Folders.rename, persistence._write
+    original, write = replacing.HadoopFolders.rename, persistence._write
 
     def rename(self: Any, source: Any, target: Any) -> None:
         if next(renames, False):
@@ -304,7 +304,7 @@ def interrupt(patch: pytest.MonkeyPatch, when: str) -> None:
         if when == "weights":
             raise Stop
 
-    patch.setattr(replacing.Folders, "rename", rename)
+    patch.setattr(replacing.HadoopFolders, "rename", rename)
     patch.setattr(persistence, "_write", stopping)
     if when == "metadata":
         patch.setattr(persistence.DefaultParamsWriter, "_get_metadata_to_save", raising)
