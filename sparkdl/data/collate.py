@@ -118,10 +118,8 @@ class Pad:
 def check_mask(inputs: Any, name: RowName) -> None:
     """Check that each row's mask is as long as its tokens: filled up, both would fit and mean other tokens.
 
-    Args:
-        inputs: what the module gets. Only ``input_ids`` and ``attention_mask`` are looked at, and of these
-            rows of one dimension: a mask may be of two, for each token and each that it attends to.
-        name: says which row of the source one of these is.
+    Only rows of one dimension are looked at: a mask may be of two, for each token and each that it attends
+    to.
     """
     if not isinstance(inputs, Mapping) or TOKENS not in inputs or MASK not in inputs:
         return

@@ -78,12 +78,8 @@ class Column:
 def tensor_metadata(shape: tuple[int, ...], dtype: str) -> dict[str, Any]:
     """Return a DataFrame column's metadata with the shape and dtype of a :class:`Column`.
 
-    Spark keeps metadata through selections, filters and Parquet files, so readers of such a
-    column know its shape: ``df.select("*", expression.alias("x", metadata=...))``.
-
-    Args:
-        shape: shape of one row's tensor.
-        dtype: numpy dtype name of the tensor; for binary columns, of the bytes.
+    Spark keeps metadata through selections, filters and Parquet files, so readers of such a column know its
+    shape: ``df.select("*", expression.alias("x", metadata=...))``.
     """
     return {METADATA: {"shape": list(shape), "dtype": dtype}}
 
@@ -101,11 +97,7 @@ def quoted(name: str) -> SqlColumn:
 
 
 def described(column: Column, metadata: Mapping[str, Any]) -> Column:
-    """Fill in the shape and dtype that a column's metadata hold; those given explicitly win.
-
-    Raises:
-        ConfigError: if the metadata hold a shape or dtype that cannot be.
-    """
+    """Fill in what metadata say of shape and dtype; explicit ones win. ConfigError if they cannot be."""
     found = metadata.get(METADATA)
     if not isinstance(found, Mapping):
         return column

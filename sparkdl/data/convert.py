@@ -39,13 +39,7 @@ def null_error(where: str) -> DataError:
 
 
 def from_arrow(plan: ColumnPlan, column: pa.Array, row_name: RowName) -> Array:
-    """Convert an Arrow column to an array of shape (rows, *shape).
-
-    Args:
-        plan: what the column should become; dtype and shape may still be open.
-        column: numbers, booleans, decimals, binary, or (nested) lists of them.
-        row_name: names a row in errors.
-    """
+    """Convert an Arrow column to an array of shape (rows, *shape); ``row_name`` names a row in errors."""
     rows = len(column)
     _no_nulls(plan, column, 1, row_name, "null")
     if plan.binary:
@@ -186,10 +180,7 @@ def _numbers(plan: ColumnPlan, value: Any, row: str) -> Array:
 def exact(plan: ColumnPlan, value: Any, array: Array) -> Array:
     """Return whole numbers as int64, where integers are planned and floats beside them made floats of all.
 
-    Args:
-        plan: what is planned.
-        value: from which numpy has made the array: floats round integers beyond 2**53.
-        array: what it has made; returned as it is if it is no whole numbers.
+    ``array`` is what numpy has made of ``value``: floats round integers beyond 2**53.
     """
     if np.dtype(plan.dtype or "float32").kind not in "iu" or array.dtype.kind not in "fu":
         return array

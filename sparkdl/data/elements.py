@@ -194,13 +194,7 @@ def _stack(plan: TablePlan, elements: Iterator[Any]) -> Iterator[StoreBatch]:
 
 
 def stack_rows(plan: TablePlan, rows: list[Any], positions: list[tuple[int, int]]) -> dict[str, Array]:
-    """Stack RDD elements into arrays by column key.
-
-    Args:
-        plan: how an element groups into columns.
-        rows: elements: features, or a tuple of features, label and weight, as planned.
-        positions: (partition, row) of each in the source RDD, for errors.
-    """
+    """Stack RDD elements into arrays by column key; ``positions``: (partition, row) of each, for errors."""
 
     def name(index: int) -> str:
         partition, row = positions[index]
@@ -334,12 +328,7 @@ class ArraySource(StoreSource):
 
 
 def pickled(own: Dealt, arrays: Mapping[str, Array] | None = None) -> bytes:
-    """Return rows of a partition as :func:`arrays_writer` reads them, or which these are.
-
-    Args:
-        own: says which rows of the source these are.
-        arrays: by column key; of any dtype, for errors in them are found by the task.
-    """
+    """Return rows as :func:`arrays_writer` reads them, or which these are; the task checks the dtypes."""
     return pickle.dumps(own if arrays is None else (own, arrays), protocol=pickle.HIGHEST_PROTOCOL)
 
 

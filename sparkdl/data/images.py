@@ -31,13 +31,10 @@ _WIDE = ("I", "I;16", "I;16L", "I;16B", "I;16N")
 
 @dataclass(frozen=True, slots=True)
 class ImageFormat:
-    """The tensor that every image becomes.
+    """The tensor that every image becomes; raises ConfigError for a value that cannot work.
 
     An image is turned upright as its EXIF data ask, loses its transparency, is brought to ``size`` with
     antialiased bilinear interpolation, and normalised.
-
-    Raises:
-        ConfigError: if a value cannot work.
     """
 
     size: int | tuple[int, int]  # height and width of the tensor in pixels, or one number for both
@@ -100,12 +97,7 @@ class ImageFormat:
         return (self.channels, height, width) if self.layout == "CHW" else (height, width, self.channels)
 
     def decode(self, data: bytes | bytearray | memoryview) -> Array:
-        """Turn an encoded image (PNG, JPEG, WebP, GIF, BMP, TIFF, ...) into the tensor.
-
-        Raises:
-            DataError: if the bytes are not an image, or not all of one.
-            ImportError: if Pillow is missing.
-        """
+        """Turn an encoded image (PNG, JPEG, ...) into the tensor; raises DataError if it is not all there."""
         require_pillow()
         try:
             return self._tensor(_open(data))
@@ -119,18 +111,10 @@ class ImageFormat:
     def from_spark(
         self, height: int, width: int, channels: int, mode: int, data: bytes | bytearray | memoryview
     ) -> Array:
-        """Turn the fields of a row of Spark's ``image`` source into the tensor.
+        """Turn the fields of a row of Spark's ``image`` source into the tensor; raises DataError.
 
-        Args:
-            height: rows of pixels; Spark writes -1 where it could not decode the image.
-            width: columns of pixels.
-            channels: 1 (grey), 3 (blue, green, red) or 4 (with transparency).
-            mode: OpenCV's type; those of 8 bits are understood.
-            data: the pixels, row by row.
-
-        Raises:
-            DataError: if Spark could not decode the image or the fields do not fit each other.
-            ImportError: if Pillow is missing.
+        ``height`` is -1 where Spark could not decode. ``channels`` are 1 (grey), 3 (blue, green, red) or 4
+        (with transparency), ``mode`` is OpenCV's type.
         """
         require_pillow()
         from PIL import Image

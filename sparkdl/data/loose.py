@@ -20,12 +20,7 @@ Inputs = tuple[tuple[Any, ...], Mapping[str, Any]]
 
 
 def array_of(plan: ColumnPlan, rows: Any) -> Array:
-    """Return a caller's rows as what a column of them becomes, with the same checks.
-
-    Args:
-        plan: what the rows should become; without a dtype they keep theirs, and are not looked at.
-        rows: an array, a pandas series, or a list.
-    """
+    """Return a caller's rows as a column of them becomes, with its checks; as they are without a dtype."""
     try:
         array: Array = exact(plan, rows, np.asarray(rows))
     except ValueError:  # lists of no one shape
@@ -51,11 +46,7 @@ def array_of(plan: ColumnPlan, rows: Any) -> Array:
 
 
 def spread(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Inputs:
-    """Return inputs with the indices and values of sparse rows in place of these.
-
-    Raises:
-        DataError: naming a row that is null.
-    """
+    """Return inputs with indices and values in place of sparse rows; DataError names a row that is null."""
 
     def parts(value: Any, name: str) -> list[Any]:
         if isinstance(value, list) and value and all(map(is_null, value)):

@@ -53,10 +53,7 @@ _Known = TypeVar("_Known", bound=_Sized)
 
 
 class _Latest(Generic[_Known]):
-    """Remembers for each partition that was used lately the latest order, and what it is of.
-
-    The one that was used last is kept, however large it is.
-    """
+    """Remembers for each partition used lately the latest order, and what it is of; the last one always."""
 
     def __init__(self) -> None:
         self._known: dict[Hashable, tuple[Hashable, _Known]] = {}
@@ -115,11 +112,7 @@ class EpochPlace:
     since: Since = FROM_THE_BEGINNING
 
     def rows(self, token: Token, seed: int, shuffle: bool) -> Rows:
-        """Return the rows that a partition contributes to this iteration.
-
-        Raises:
-            PartitionMissingError: if it is a scan whose manifest is not on this executor.
-        """
+        """Return a partition's rows of this iteration; PartitionMissingError if a manifest is not here."""
         if token.scan:
             slots = self.since.slots(self.total, self.steps, self.step)
             return reader_of(token).in_epoch(slots, seed, self.epoch, shuffle, token.partition, token.dealt)
@@ -150,18 +143,12 @@ class Rows(Protocol):
     def read(self, keys: Collection[str] | None = None) -> dict[str, Array]:
         """Gather them into fresh arrays by column key, of all columns or of some.
 
-        Raises:
-            PartitionMissingError: if the partition's files are not on this executor.
-            DataError: if rows of a scan cannot be read, or cannot become tensors.
+        Raises PartitionMissingError if their files are not here, DataError if a scan's rows are no tensors.
         """
         ...
 
     def positions(self) -> Array:
-        """Return where they stand in the source: int64 numbers that grow in its order.
-
-        Raises:
-            PartitionMissingError: if the partition's files are not on this executor.
-        """
+        """Return where they stand in the source, int64 growing in its order; or PartitionMissingError."""
         ...
 
     def name(self, plan: TablePlan, index: int) -> str:
@@ -201,11 +188,7 @@ class StoredRows:
 
 
 def in_order(token: Token, first: int = 0, size: int | None = None) -> Rows:
-    """Return so many rows of a partition from a row on, of all of them by default; fewer at the end.
-
-    Raises:
-        PartitionMissingError: if it is a scan whose manifest is not on this executor.
-    """
+    """Return ``size`` rows from a row on, fewer at the end; PartitionMissingError if no manifest is here."""
     stop = token.rows if size is None else min(first + size, token.rows)
     if token.scan:
         return reader_of(token).in_order(token.first + first, token.first + stop)

@@ -94,15 +94,10 @@ def plan_dataframe(
     weight: ColumnLike | None,
     ragged: bool = False,
 ) -> tuple[TablePlan, list[SqlColumn]]:
-    """Check the chosen columns against a DataFrame's schema.
+    """Check the chosen columns against a DataFrame's schema; return the plan, and SQL for each column.
 
-    With ``ragged``, arrays without an explicit shape may differ in length.
-
-    Returns:
-        The plan, and one SQL expression per planned column, named by its key.
-
-    Raises:
-        DataError: naming the column that is missing or whose type cannot become a tensor.
+    With ``ragged``, arrays without an explicit shape may differ in length. DataError names a column that is
+    missing or no tensor.
     """
     groups = {"features": spread(features), "label": label, "weight": weight}
     structures = {role: structure_of(value, role) for role, value in groups.items()}
@@ -284,10 +279,7 @@ def plan_pandas(
 ) -> tuple[TablePlan, dict[str, Array]]:
     """Plan columns of a pandas DataFrame like those of Spark, and convert them.
 
-    With ``ragged``, arrays without an explicit shape may differ in length.
-
-    Raises:
-        DataError: naming the column, and the row, that cannot become a tensor.
+    With ``ragged``, arrays without an explicit shape may differ in length. DataError names column and row.
     """
     groups = {"features": spread(features), "label": label, "weight": weight}
     structures = {role: structure_of(value, role) for role, value in groups.items()}

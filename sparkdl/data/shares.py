@@ -36,11 +36,7 @@ def check_share(fraction: Any) -> None:
 
 
 def share_of(fraction: Any, seed: int) -> tuple[RowShare, RowShare]:
-    """Return the rows for training, and the share of them for validation.
-
-    Raises:
-        ConfigError: if it is no share.
-    """
+    """Return the rows for training, and the share of them for validation; ConfigError if it is none."""
     check_share(fraction)
     return RowShare(0.0, fraction, True, seed), RowShare(0.0, fraction, False, seed)
 
@@ -53,13 +49,10 @@ def folds_of(count: int, seed: int) -> list[tuple[RowShare, RowShare]]:
 
 @contextmanager
 def shares_of(data: Dataset, shares: Sequence[RowShare]) -> Iterator[list[Dataset]]:
-    """Make a Dataset of each share of a Dataset's rows for as long as the block runs.
+    """Make a Dataset of each share of a Dataset's rows while the block runs; DataError if one is empty.
 
     Of rows that stay in their files it is a scan of its own. Otherwise it takes its share of each partition,
     and has the store's files: it costs 8 bytes per row, its numbers in these files.
-
-    Raises:
-        DataError: if no row is in a share.
     """
     with ExitStack() as stack:
         made = []
@@ -70,13 +63,7 @@ def shares_of(data: Dataset, shares: Sequence[RowShare]) -> Iterator[list[Datase
 
 
 def first_rows(data: Dataset, rows: int, num_partitions: int | None) -> Dataset:
-    """Return the first rows of a Dataset; all of them if its source cannot be cut.
-
-    Args:
-        data: the Dataset, whose store need not be built.
-        rows: how many.
-        num_partitions: of the new Dataset; ``None`` for one per executor.
-    """
+    """Return the first rows of a Dataset, all if its source cannot be cut; its store need not be built."""
     return _of_source(data, data.source.first(rows), num_partitions)
 
 
@@ -136,13 +123,10 @@ _HASHES = 1 << 20
 
 
 def split_by_fraction(df: DataFrame, fraction: float, seed: int) -> tuple[DataFrame, DataFrame]:
-    """Split rows into training and validation by a hash of their values.
+    """Split rows by a hash of their values; raises DataError if the query gives other rows each time.
 
     The same rows go to the same side in whatever order they come, equal rows together: both sides are
     computed on their own, and a row that changed sides in between would be lost or seen twice.
-
-    Raises:
-        DataError: if the query gives other rows each time.
     """
     from pyspark.sql import functions as F
 
@@ -155,9 +139,7 @@ def split_by_fraction(df: DataFrame, fraction: float, seed: int) -> tuple[DataFr
 def check_repeats(df: DataFrame, side: str = "") -> None:
     """Check that a query gives the same rows each time, by running it twice where Spark does not know.
 
-    Args:
-        df: the query.
-        side: column that says which part a row is in; other columns may change. Empty if all columns do.
+    ``side`` is a column that says which part a row is in; other columns may change. Empty if all count.
     """
     from pyspark.sql import functions as F
 

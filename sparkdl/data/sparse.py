@@ -137,11 +137,7 @@ def planned(plan: ColumnPlan) -> ColumnPlan:
 
 
 def passed(plans: Sequence[ColumnPlan]) -> tuple[list[int], tuple[int, ...]]:
-    """Say how to pass each sparse column once.
-
-    Returns:
-        Which plans' columns are passed, and for each plan the place of its column among these.
-    """
+    """Say which plans' columns are passed, each sparse one once, and for each plan its place among these."""
     chosen: list[int] = []
     places: list[int] = []
     known: dict[str, int] = {}
@@ -157,21 +153,13 @@ def passed(plans: Sequence[ColumnPlan]) -> tuple[list[int], tuple[int, ...]]:
 
 
 def are_vectors(rows: Any) -> bool:
-    """Return whether rows are a list of ML vectors or of sparse rows of scipy, or a sparse matrix.
-
-    Of a list the first row counts that is not null.
-    """
+    """Return whether rows are ML vectors or scipy's sparse ones; of a list the first not null counts."""
     one = next((row for row in rows if not is_null(row)), None) if isinstance(rows, list) else rows
     return type(one).__module__.startswith(("pyspark.ml.linalg", "scipy.sparse"))
 
 
 def of_row(value: Any, where: str) -> tuple[Array, Array]:
-    """Return the indices and values of one row.
-
-    Args:
-        value: an ML vector, a row of a scipy matrix, a dense array, or a pair of indices and values.
-        where: begins the error.
-    """
+    """Return indices and values of an ML vector, a row of scipy, a dense array, or such a pair."""
     if is_null(value):
         raise null_error(where)
     if isinstance(value, tuple) and len(value) == 2:
@@ -203,11 +191,7 @@ def _narrow(indices: Array, where: str) -> Array:
 
 
 def of_rows(rows: Any, where: str) -> tuple[list[Array], list[Array]]:
-    """Return the indices and the values of several rows: a list of what :func:`of_row` takes, or a matrix.
-
-    Raises:
-        DataError: naming the row that is something else.
-    """
+    """Return indices and values of several rows, a list or a matrix; DataError names one that is neither."""
     each = [rows.getrow(n) if hasattr(rows, "getrow") else rows[n] for n in range(_count(rows))]
     pairs = [of_row(row, f"{where}, row {n}") for n, row in enumerate(each)]
     return [indices for indices, _ in pairs], [values for _, values in pairs]

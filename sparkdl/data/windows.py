@@ -24,11 +24,7 @@ class Stretch:
 
 
 def windows_of(token: Token, name: str, starts: Array, stretches: Sequence[Stretch]) -> Token:
-    """Return the token of windows over the rows of a partition, which shares its files.
-
-    Raises:
-        PartitionMissingError: if the partition's files are not on this executor.
-    """
+    """Return the token of windows over a partition's rows, sharing its files; or PartitionMissingError."""
     stored = {key: (dtype, shape) for key, dtype, shape in token.columns}
     columns = []
     for part in stretches if stored and len(starts) else ():

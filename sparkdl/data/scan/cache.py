@@ -24,12 +24,7 @@ _TOTAL = "bytes"
 
 
 class RowGroupCache:
-    """Row groups that an executor keeps.
-
-    Args:
-        folders: where to: one on each disk.
-        most: bytes of all of them together; a group that is written when they are full is dropped again.
-    """
+    """Row groups that an executor keeps, a folder on each disk; none is written beyond ``most`` bytes."""
 
     def __init__(self, folders: Sequence[Path], most: int) -> None:
         self._folders = folders
@@ -77,12 +72,7 @@ class RowGroupCache:
 
 
 class Draft:
-    """A row group that is being written, one batch after the other. What fails here fails nothing else.
-
-    Args:
-        cache: where it is to be kept.
-        final: its path then.
-    """
+    """A row group that is being written, one batch after the other. What fails here fails nothing else."""
 
     def __init__(self, cache: RowGroupCache, final: Path) -> None:
         self._cache, self._final = cache, final

@@ -42,12 +42,7 @@ _WIDENED = {"uint8": "int16"}  # what Spark has no type for
 
 
 class CopiedScan(StoreSource):
-    """The rows of a scan, which a job copies to the executors.
-
-    Args:
-        spark: the session.
-        scan: the rows where they lie.
-    """
+    """The rows of a scan, which a job copies to the executors."""
 
     def __init__(self, spark: SparkSession, scan: ScanSource) -> None:
         self._spark, self._scan = spark, scan
@@ -65,11 +60,11 @@ class CopiedScan(StoreSource):
             )
 
     def peek(self, plan: TablePlan, rows: int) -> dict[str, Array]:
-        """See :class:`StoreSource`."""
+        """See :class:`Source`."""
         return self._scan.peek(plan, rows)
 
     def tokens(self, access: Access, plan: TablePlan, store: str, partitions: Partitions) -> Frames:
-        """See :class:`StoreSource`."""
+        """See :class:`Source`."""
         from pyspark.sql import functions as F
 
         assert isinstance(partitions, int)

@@ -85,11 +85,8 @@ def _root(path: str) -> str:
 def why_not_all(system: Any, folder: str, path: str, seen: set[str]) -> str:
     """Return why the rows of a folder's files are not those of a table; empty if nothing says so.
 
-    Args:
-        system: the file system.
-        folder: as it knows it.
-        path: as a caller has given it.
-        seen: folders of which nothing says so, by earlier calls; with all above this one afterwards.
+    ``folder`` is as the file system knows it, ``path`` as a caller gave it. ``seen`` are folders, grown here,
+    of which nothing says so.
     """
     parts = folder.rstrip("/").split("/")
     for number in range(len(parts), 0, -1):
@@ -117,11 +114,7 @@ def _is_mark(system: Any, info: Any, mark: str) -> bool:
 
 
 def list_files(paths: Sequence[str], storage: Storage) -> list[tuple[File, str]]:
-    """List the data files under paths, those of a folder by name; called in a task.
-
-    Returns:
-        Files, each with its path below the one that was given.
-    """
+    """List data files under paths, a folder's by name, each with its path below that one; in a task."""
     from pyarrow import fs
 
     found: list[tuple[File, str]] = []
@@ -163,12 +156,8 @@ def listed_files(
 ) -> list[File]:
     """Return the files of a table, of which its metadata tell; called in a task.
 
-    Args:
-        system: the file system.
-        listed: of each file the name for errors, the path, and how many bytes it has.
-        table: begins errors.
-        says: where the number of bytes stands.
-        gone: what the error of a file says that is not there.
+    ``listed`` has of each the name for errors, the path and the bytes; ``table``, ``says`` and ``gone`` go
+    into errors.
     """
     found = []
     infos = system.get_file_info([path for _, path, _ in listed])
@@ -215,12 +204,7 @@ def attempted(work: Callable[[], T]) -> T:
 
 
 def open_file(system: Any, file: File) -> Any:
-    """Open a file to read from, if it is still the one that was listed; called in tasks.
-
-    Raises:
-        DataError: naming it if it is not.
-        OSError: naming it if it cannot be read now.
-    """
+    """Open a file to read, in tasks; raises DataError if it has changed, OSError if it cannot be read now."""
     check_unchanged(system, file)
     return _named(file.path, lambda: system.open_input_file(file.path))
 
@@ -236,12 +220,7 @@ def open_parquet(system: Any, file: File) -> Any:
 
 
 def check_unchanged(system: Any, file: File) -> None:
-    """Check that a file is still the one that was listed; called in tasks.
-
-    Raises:
-        DataError: naming it if it is not.
-        OSError: naming it if it cannot be read now.
-    """
+    """Check, in tasks, that a file is still the one listed; raises DataError, OSError if unreadable now."""
     info = _named(file.path, lambda: system.get_file_info(file.path))
     if not info.is_file:
         raise unseen(file.path, FileNotFoundError("there is no such file"))

@@ -66,15 +66,9 @@ class RowFilter:
     ) -> list[Array]:
         """Tell for each row group of a file which of its rows are left; called in a task.
 
-        Args:
-            system: the file system.
-            file: the file.
-            values: of the columns that its folders give, in one row.
-            nullable: for each row group columns with nulls, which must be in no row that is left.
-            selected: which rows the table still has, from the file's first one on; those after these, all.
-
-        Raises:
-            DataError: naming the row group that has them, or cannot be read.
+        ``values`` are of the columns that its folders give, in one row. ``nullable`` columns must have no
+        null in a row that is left, or DataError names the group. ``selected`` is from the file's first row
+        on; of rows after its end all are left.
         """
         from pyarrow import dataset
 

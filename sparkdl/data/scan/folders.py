@@ -27,11 +27,7 @@ _Values = list[str | None]
 
 
 def folder_columns(paths: Sequence[str]) -> pa.RecordBatch:
-    """Return the columns that folders give, with one row for each file.
-
-    Args:
-        paths: of files, each relative to the folder that was named.
-    """
+    """Return the columns that folders give, a row for each file; paths are relative to the folder named."""
     found = [_pairs(path) for path in paths]
     names = tuple(name for name, _ in found[0])
     for path, pairs in zip(paths, found, strict=True):

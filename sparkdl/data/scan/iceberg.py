@@ -37,12 +37,9 @@ class IcebergSnapshot:
         return replace(self, snapshot=listing.version, where=listing.where)
 
     def listed(self) -> Listing:
-        """See :class:`sparkdl.data.scan.listing.ScanPlace`.
+        """See :class:`sparkdl.data.scan.listing.ScanPlace`; raises ConfigError if pyiceberg is missing.
 
-        Raises:
-            ConfigError: if pyiceberg is missing.
-            DataError: naming the table that cannot be read, what it has that cannot be read, or the file that
-                is not there any more.
+        DataError names a table that cannot be read, what it has that cannot be, or a file that is gone.
         """
         table = self._table()
         found = table.current_snapshot() if self.snapshot is None else table.snapshot_by_id(self.snapshot)
@@ -114,10 +111,7 @@ def _check_names(table: Any, schema: int | None, name: str) -> dict[str, int]:
     """Check that columns have had their names all the time, for files have those of their day.
 
     Schemas that no snapshot has any more may be gone from the table's metadata, though there are files of
-    them: the numbers of fields in the files tell of these.
-
-    Returns:
-        The numbers of columns, and of the fields in them.
+    them: the numbers of fields in the files tell of these. The names' numbers are returned, fields' as well.
     """
     schemas = table.schemas()
     now = _numbered(table.schema() if schema is None else schemas[schema])

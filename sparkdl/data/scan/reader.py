@@ -99,17 +99,9 @@ class ScanRows:
 class Reader:
     """Reads rows of a scan.
 
-    Args:
-        manifest: says where they are.
-        folder: where it was found.
-        storage: options of the file system.
-        cache: row groups on this executor's disk; ``None`` to read the files each time.
-
-    Attributes:
-        manifest: as given.
-        folder: as given.
-        decoded: rows of the files that were decoded so far, also those that were only read past.
-        file_bytes: bytes of columns in row groups that were begun so far, as they lie in files.
+    Without ``cache`` (row groups on this executor's disk) the files are read each time. ``decoded`` counts
+    rows of files decoded so far, also those only read past; ``file_bytes`` the bytes of columns in row groups
+    begun so far, as they lie in files.
     """
 
     def __init__(
@@ -167,9 +159,7 @@ class Reader:
     ) -> dict[str, Array]:
         """Return rows as fresh arrays by column key, and have the next chunks read.
 
-        Raises:
-            DataError: naming the file that has changed or cannot be read, or the row that cannot become a
-                tensor.
+        DataError names a file that changed or cannot be read, or a row that cannot become a tensor.
         """
         columns = [c for c in self.manifest.columns if keys is None or c.key in keys]
         rows, place = sum(part.end - part.first for part in parts), 0
@@ -403,11 +393,7 @@ def _room(plan: ColumnPlan, rows: int) -> Array:
 
 
 def first_rows(manifest: ScanManifest, rows: int, storage: Storage = NO_STORAGE) -> dict[str, Array]:
-    """Return the first rows by column key; dtypes and shapes of columns may still be open.
-
-    Raises:
-        DataError: naming the row that cannot become a tensor.
-    """
+    """Return the first rows by column key, dtypes and shapes maybe open; DataError names a bad row."""
     from pyarrow import parquet
 
     system, _ = file_system(manifest.where, storage)
@@ -445,18 +431,10 @@ def _left(batch: pa.RecordBatch, mask: Array | None, at: int) -> pa.RecordBatch:
 
 
 class _Cursor:
-    """A row group that is read from one end to the other.
+    """A row group read from one end to the other, and written to ``draft`` on the way.
 
-    Args:
-        batches: its rows.
-        begin: number of the first one.
-        end: number after the last one.
-        file: the file that they come from; ``None`` if they come from the cache.
-        draft: what they are written to on the way.
-
-    Attributes:
-        next: number of the row that comes next.
-        file: as given.
+    ``file`` is ``None`` if the rows come from the cache; ``end`` is the number after the last row; ``next``
+    that of the one that comes next.
     """
 
     def __init__(

@@ -37,18 +37,10 @@ def plan_schema(
     weight: ColumnLike | None,
     ragged: bool,
 ) -> TablePlan:
-    """Check the chosen columns against the schema of a file, and of what folders tell.
+    """Check the chosen columns against the schema of the first file, and ``values`` of folders' columns.
 
-    Args:
-        schema: of the first file.
-        values: of the columns that are names of folders.
-        features: as in :meth:`sparkdl.Dataset.from_dataframe`.
-        label: likewise.
-        weight: likewise.
-        ragged: whether arrays without an explicit shape may differ in length.
-
-    Raises:
-        DataError: naming the column that is missing or whose type cannot become a tensor.
+    With ``ragged``, arrays without an explicit shape may differ in length. Raises DataError naming the column
+    that is missing or whose type cannot become a tensor.
     """
     groups = {"features": features, "label": label, "weight": weight}
     structures = {role: structure_of(value, role) for role, value in groups.items()}

@@ -38,13 +38,8 @@ _MOST_FILES = 2000  # whose footers one task reads
 class ScanSource(StoreSource):
     """Rows of Parquet files, which tasks read where they lie.
 
-    Args:
-        access: the cluster.
-        place: where they are.
-        window: bytes of rows that are mixed with each other at a time.
-        streams: V; ``None`` for as many as suit the row groups.
-        filter: says which rows are left, see :class:`sparkdl.data.scan.filters.RowFilter`; ``None`` for all.
-        cache_bytes: of row groups that each executor keeps on its disk.
+    ``window`` is bytes of rows mixed at a time, ``streams`` V (``None``: as many as suit the row groups),
+    ``cache_bytes`` of row groups that each executor keeps on its disk.
     """
 
     def __init__(
@@ -89,9 +84,7 @@ class ScanSource(StoreSource):
     ) -> TablePlan:
         """Return the plan of some columns.
 
-        Raises:
-            DataError: naming the path that executors cannot see, or the column that is missing or cannot
-                become a tensor.
+        DataError names a path that executors cannot see, or a column that is missing or no tensor.
         """
         found = self._files()
         if self._given is not None or found.selected:

@@ -35,12 +35,7 @@ _AT_A_TIME = 8  # footers: object stores take long to answer
 
 
 def checked(frames: Sequence[bytes]) -> list[Frame]:
-    """Return what tasks have found.
-
-    Raises:
-        DataError: if one of them has found something wrong.
-        ConfigError: likewise.
-    """
+    """Return what tasks have found; raises DataError or ConfigError if one of them found something wrong."""
     found = [frame.unpack(data) for data in frames]
     for message in found:
         if "error" in message.meta:
@@ -147,11 +142,7 @@ class ReadFooters:
         return rows, []
 
     def _check_numbers(self, column: pa.Field, name: str, file: File, role: str) -> None:
-        """Check that a column and the fields in it are those of the table; without numbers, names tell.
-
-        Raises:
-            DataError: naming one that is another.
-        """
+        """Check that a column and its fields are those of the table; without numbers, names tell."""
         own = (column.metadata or {}).get(b"PARQUET:field_id")
         if own is not None and int(own) != self.numbers.get(name, int(own)):
             raise DataError(

@@ -98,9 +98,7 @@ def build_store(
 ) -> PartitionStore:
     """Build a partition store.
 
-    Raises:
-        DataError: naming the column and row that cannot become a tensor.
-        TaskError: if a task keeps failing.
+    DataError names a column and row that is no tensor; TaskError is raised if a task keeps failing.
     """
     with described(access, "build the partition store"):
         with _explained():

@@ -13,35 +13,20 @@ _AT_ONCE = 1 << 17  # words: a copy of them stays in the processor's cache
 
 
 class RowSums:
-    """Sums the positions of rows, and their values.
-
-    Attributes:
-        positions: the sum of the positions, each mixed.
-        values: the sum of the rows' bytes, the row's each mixed.
-    """
+    """Sums the positions of rows, each mixed, and of their values the rows' bytes, each row's mixed."""
 
     def __init__(self) -> None:
         self.positions = self.values = 0
         self._of_batch: Array = np.zeros(0, np.uint64)
 
     def add(self, positions: Array) -> None:
-        """Begin the next batch.
-
-        Args:
-            positions: int64, shape (rows,).
-        """
+        """Begin the next batch, of int64 positions of shape (rows,)."""
         self.end()
         self.positions = (self.positions + _sum(_mixed(positions.view(np.uint64)))) % (1 << 64)
         self._of_batch = np.zeros(len(positions), np.uint64)
 
     def add_column(self, key: str, values: Array, lengths: Array | None = None) -> None:
-        """Add a column of the batch.
-
-        Args:
-            key: of the column.
-            values: contiguous, shape (rows, ...); with lengths all rows' values, one after the other.
-            lengths: of ragged rows.
-        """
+        """Add a column of the batch: contiguous (rows, ...), or with lengths ragged rows end to end."""
         with np.errstate(over="ignore"):
             found = _fixed(values) if lengths is None else _ragged(values, lengths)
             self._of_batch += found * np.uint64(zlib.crc32(key.encode()) << 1 | 1)

@@ -38,12 +38,9 @@ ROWS = (1 << ROW_BITS) - 1
 
 
 class DataFrameSource(StoreSource):
-    """Columns of a DataFrame.
+    """Columns of a DataFrame, an expression named by its key for each.
 
-    Args:
-        df: the DataFrame.
-        expressions: one for each planned column, named by its key.
-        vectors: names of columns of ML vectors, of which a hint is given if they should stay sparse.
+    A hint is given if ``vectors``, names of columns of ML vectors, should stay sparse.
     """
 
     def __init__(self, df: DataFrame, expressions: Sequence[Any], vectors: Collection[str]) -> None:
@@ -78,7 +75,7 @@ class DataFrameSource(StoreSource):
         return df.select(F.monotonically_increasing_id().alias(ROW_ID), *self._expressions)
 
     def peek(self, plan: TablePlan, rows: int) -> dict[str, Array]:
-        """See :class:`StoreSource`."""
+        """See :class:`Source`."""
         first = self._selected(self._df).limit(rows).collect()
         if not first:
             return {}
@@ -89,7 +86,7 @@ class DataFrameSource(StoreSource):
         return found
 
     def tokens(self, access: Access, plan: TablePlan, store: str, partitions: Partitions) -> Frames:
-        """See :class:`StoreSource`."""
+        """See :class:`Source`."""
         df = self._numbered(access)
         dealt, places = 0, None
         if isinstance(partitions, int):
@@ -102,7 +99,7 @@ class DataFrameSource(StoreSource):
         return access.written(df, write, rows_per_batch(plan))
 
     def first(self, rows: int) -> StoreSource:
-        """See :class:`StoreSource`."""
+        """See :class:`Source`."""
         return DataFrameSource(self._df.limit(rows), self._expressions, self._vectors)
 
 
@@ -183,11 +180,7 @@ class Places:
         return cls(tuple(before % STREAMS for before in accumulate(counts, initial=0)))
 
     def check(self, batches: Iterable[StoreBatch], partition: int, partitions: int) -> Iterator[StoreBatch]:
-        """Yield the batches of a partition, whose rows must be those of its streams, in turn.
-
-        Raises:
-            DataError: if the source has other rows than when they were counted.
-        """
+        """Yield a partition's batches; DataError if they are not its streams' rows, in turn, as counted."""
         own, first, known = np.arange(partition, STREAMS, partitions), 0, np.array(self.streams)
         for ids, columns in batches:
             begins = known.take(ids >> ROW_BITS, mode="clip")

@@ -140,20 +140,9 @@ def write_partition(
 ) -> Token:
     """Write a partition as a stream of batches and return its token.
 
-    The files appear under their final name all at once, so that a second attempt of the task can run
-    beside the first.
-
-    Args:
-        store: id of the Dataset's store.
-        partition: partition index.
-        executor: id of the executor.
-        plans: one per column.
-        batches: (positions, columns): for each row a number that grows in the source's order, and
-            the values of each column.
-        dealt: to how many partitions rows were dealt to streams; 0 if they were not.
-
-    Raises:
-        DataError: if a batch's rows have another shape than those before.
+    The files appear under their final name all at once, so that a second attempt of the task can run beside
+    the first. A batch is (positions, columns): positions grow in the source's order. ``dealt`` is to how many
+    partitions rows were dealt to streams; 0 if they were not. Raises DataError if shapes differ.
     """
     known: dict[str, ColumnPlan] = {plan.key: plan for plan in plans}
     rows, sums = 0, RowSums()
@@ -223,11 +212,7 @@ def _agree(plan: ColumnPlan, values: Array) -> ColumnPlan:
 
 
 def read_rows(token: Token, rows: Array, keys: Collection[str] | None = None) -> dict[str, Array]:
-    """Gather rows of a partition, by number, into fresh arrays.
-
-    Raises:
-        PartitionMissingError: if the partition's files are not on this executor.
-    """
+    """Gather rows of a partition, by number, into fresh arrays; PartitionMissingError if it is not here."""
     folder = locate(token)
     count, rows = _in_files(folder, token, rows)
     wanted = [column for column in token.columns if keys is None or column[0] in keys]
@@ -247,17 +232,10 @@ def with_columns(
 ) -> Token:
     """Return the token of a partition with further columns, whose files are written beside the others.
 
-    Tasks that write the same columns at a time write the same files.
-
-    Args:
-        token: the partition, all of its rows; it is nobody else's.
-        plans: one per new column; not ragged.
-        batches: the rows in order: their numbers, which are not looked at, and the values of each new column.
-        keys: the columns that the partition has then. Files of others are deleted.
-
-    Raises:
-        PartitionMissingError: if the partition's files are not on this executor.
-        DataError: if a batch's rows have another shape than the plan says.
+    The token is all of the rows and nobody else's. Tasks that write the same columns at a time write the same
+    files. ``batches`` are in order, with ignored numbers; the new columns are not ragged. Files of columns
+    that are not in ``keys`` are deleted. Raises PartitionMissingError if the files are not here, DataError if
+    shapes are not the plan's.
     """
     folder = locate(token)
     known = {plan.key: plan for plan in plans}
@@ -310,13 +288,10 @@ def _in_files(folder: Path, token: Token, rows: Array) -> tuple[int, Array]:
 
 
 def read_positions(token: Token, rows: Array) -> Array:
-    """Return where rows of a partition stand in the source: int64 numbers that grow in its order.
+    """Return where rows of a partition stand in the source; PartitionMissingError if it is not here.
 
-    A DataFrame's rows have Spark's ``monotonically_increasing_id``, an RDD's the same number made
-    of partition and row, arrays' the row number.
-
-    Raises:
-        PartitionMissingError: if the partition's files are not on this executor.
+    int64 numbers grow in its order: a DataFrame's rows have Spark's ``monotonically_increasing_id``, an RDD's
+    the same number made of partition and row, arrays' the row number.
     """
     if not token.rows:
         return np.empty(0, np.int64)
