@@ -49,13 +49,7 @@ class Demand:
     _most: int | None = field(default=None, init=False)
 
     def add(self, partitions: int, seconds: float, work: float) -> None:
-        """Take note of a step.
-
-        Args:
-            partitions: of the run then.
-            seconds: of the step.
-            work: those of the slowest rank's rows among them: what more ranks would share.
-        """
+        """Take note of a step; ``work``, seconds of the slowest rank's rows, is what more ranks share."""
         if partitions != self._seen:
             if self._most is not None and partitions > self._most:
                 self._most = None  # they have come after all

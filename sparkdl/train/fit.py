@@ -120,9 +120,8 @@ def _as_taken(features: Columns, module: nn.Module, df: Any) -> Columns:
 def dataset_of(data: Any, chosen: Chosen, last: Chosen | None, method: str) -> Iterator[Dataset]:
     """Make a Dataset of a DataFrame for as long as the block runs; a Dataset stays what it is.
 
-    Raises:
-        ConfigError: if it is neither, or columns are missing, or given for a Dataset.
-        DataError: if a column cannot become a tensor.
+    Raises ConfigError if it is neither, or columns are missing or given for a Dataset; DataError if one is no
+    tensor.
     """
     if not chosen.of_frame:
         check_none_chosen(chosen)
@@ -142,17 +141,9 @@ def datasets_of(
 ) -> Iterator[tuple[Dataset, Validation]]:
     """Make Datasets of DataFrames for as long as the block runs; Datasets stay what they are.
 
-    Args:
-        data: a Dataset, or a DataFrame of Spark or pandas.
-        validation: Datasets or DataFrames, one or several by name; or the share of ``data`` that is kept
-            for validation.
-        chosen: columns of the DataFrames.
-        seed: chooses the rows of a share.
-        validated: columns of DataFrames to validate on, if these are others.
-
-    Raises:
-        ConfigError: if columns are missing, or given for a Dataset; if a share is none.
-        DataError: if a column cannot become a tensor, or a share holds no row.
+    ``validation`` is Datasets or DataFrames, one or several by name, or the share of ``data`` that is kept
+    for it, its rows chosen by ``seed``; ``validated`` are other columns to validate on. Raises ConfigError
+    for wrong columns or a share that is none, DataError if a column is no tensor, or a share holds no row.
     """
     with ExitStack() as stack:
         if isinstance(validation, float | int):

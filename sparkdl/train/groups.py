@@ -34,14 +34,8 @@ from sparkdl.train.state import TrainState
 class Epochs:
     """Tells how many rows and iterations an epoch has, and moves its rows to other partitions.
 
-    Where rows were dealt, batches do not depend on the partitions: a move changes nothing but these.
-
-    Args:
-        data: the rows; their store is built.
-
-    Attributes:
-        store: the partition store in use.
-        since: from where on the current epoch has its number of iterations.
+    Where rows were dealt, batches do not depend on the partitions: a move changes nothing but these. The
+    store of ``data`` must be built; the current epoch has its number of iterations from ``since`` on.
     """
 
     def __init__(self, data: Dataset) -> None:
@@ -77,12 +71,7 @@ class Epochs:
         return self.store.is_dealt or not state.step
 
     def move(self, partitions: int) -> None:
-        """Lay the rows out over another number of partitions.
-
-        Raises:
-            DataError: if they are others than before; nothing has changed then.
-            TaskError: if it fails; likewise.
-        """
+        """Lay the rows out over so many partitions; if DataError or TaskError comes, nothing has changed."""
         with self._data.repartitioned(partitions) as store:
             pass
         self.store = store
@@ -99,16 +88,7 @@ class Epochs:
 
 
 class Forecast:
-    """Writes iterations down before they run.
-
-    Args:
-        run: the run.
-        epochs: the rows.
-        schedule: hyper-parameters as they change.
-        deadlines: what slow tasks may leave out; ``None`` for nothing.
-        hooks: the hooks.
-        validates: whether there is anything to validate on.
-    """
+    """Writes iterations down before they run; ``deadlines`` is what slow tasks may leave out, if anything."""
 
     def __init__(
         self,
@@ -132,13 +112,7 @@ class Forecast:
         return self._run.config.rows_per_iteration(self._run.batch_size, epoch)
 
     def directives(self, previous: TrainState, state: TrainState, averaged: int) -> Directives:
-        """Return the directives of the iteration after a state.
-
-        Args:
-            previous: the state before that state.
-            state: the state.
-            averaged: how many iterations have entered the average by then.
-        """
+        """Return the directives of the iteration after ``state``; ``averaged`` are in the average by then."""
         run, averaging = self._run, self._run.config.averaging
         weight = 0.0
         if averaging is not None:
@@ -159,12 +133,9 @@ class Forecast:
         return Step(place, state.iteration, directives, frozen, allowance, inner)
 
     def following(self, directives: Directives, averaged: int, most: int) -> list[Step]:
-        """Return the iterations that will follow the coming one, as far as nothing comes between them.
+        """Return the iterations that will follow the coming one, as far as nothing comes between.
 
-        Args:
-            directives: what the coming one is told.
-            averaged: how many iterations have entered the average before it.
-            most: how many to return at most.
+        ``averaged`` have entered the average before it.
         """
         if directives.gradient or self._deadlines is not None or most < 1:
             return []
@@ -216,10 +187,8 @@ _FULL_GROUPS = 8
 class Ahead:
     """Runs iterations in groups.
 
-    Args:
-        recovery: runs a group.
-        size: iterations of a group; ``None`` to fit the plan's ``group_seconds``, or what keeps the part of
-            its fixed cost small, which grows with the number of tasks and with what is persisted.
+    Without ``size`` a group fits the plan's ``group_seconds``, or keeps the part of its fixed cost small,
+    which grows with the number of tasks and with what is persisted.
     """
 
     def __init__(self, recovery: Recovery, size: int | None) -> None:
@@ -252,11 +221,7 @@ class Ahead:
         return outcome
 
     def settle(self) -> None:
-        """Let the model be that of the iteration delivered last.
-
-        Raises:
-            TaskError: if running iterations again keeps failing; the next call tries once more.
-        """
+        """Let the model be that of the last delivered iteration; after a TaskError the next call retries."""
         if self._waiting:
             self._waiting.clear()
             # Whoever has ended this group will probably end the next ones as early.

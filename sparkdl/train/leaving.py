@@ -18,10 +18,7 @@ _log = logging.getLogger("sparkdl")
 
 
 class ErrorsCarryResult:
-    """Attaches a result to every exception that leaves its block.
-
-    This includes errors of sparkdl, of a hook and of the disk, and KeyboardInterrupt.
-    """
+    """Attaches a result to every exception that leaves its block, of any kind, and KeyboardInterrupt."""
 
     result: FitResult | None = None  # the result to attach; ``None`` before the first iteration
 

@@ -40,15 +40,8 @@ _log = logging.getLogger("sparkdl")
 class Loop:
     """Runs iterations until something ends the run.
 
-    Args:
-        run: what hooks see; holds state and history.
-        engine: runs steps.
-        model: the model before the first iteration.
-        epochs: the rows.
-        schedule: hyper-parameters as they change.
-        validator: evaluates validation sets.
-        hooks: in the order in which they are called.
-        setting: returns what must be the same for another run to go on from this one.
+    ``model`` is that before the first iteration, ``hooks`` are in the order in which they are called, and
+    ``setting`` returns what must be the same for another run to go on from this one.
     """
 
     def __init__(
@@ -156,13 +149,8 @@ class Loop:
     def point(self, with_state: bool = True, since: int = 0) -> ResumePoint:
         """Return all that another run needs to go on from here.
 
-        Args:
-            with_state: whether to copy the state of the shards to the driver.
-            since: of rows of embedding variables only those that have changed since so many completed
-                iterations; 0 for all.
-
-        Raises:
-            TaskError: if the state of the shards cannot be read.
+        Of rows of embedding variables it has those alone that have changed since so many completed
+        iterations, 0 for all. Raises TaskError if the state of the shards cannot be read.
         """
         self._ahead.settle()
         run, begun = self.run, self._epochs.since

@@ -78,12 +78,8 @@ class Recipe:
     ) -> Recipe:
         """Lay the parameters out, and try the optimizer on shards.
 
-        Of a module that is frozen as a whole, one parameter is laid out: it can be evaluated.
-
-        Raises:
-            ConfigError: if an option cannot work.
-            ModelError: if the module's parameters cannot be trained.
-            OptimizerError: if the optimizer cannot be trained with.
+        Of a module that is frozen as a whole, one parameter is laid out: it can be evaluated. Raises
+        ConfigError, ModelError or OptimizerError if an option, the parameters or the optimizer do not work.
         """
         unfreezes = [pattern for hook in config.hooks for pattern in hook.unfreezes]
         groups, trains = config.groups, not is_frozen(module, unfreezes)
@@ -140,12 +136,9 @@ class Recipe:
         return lossy or (self.inner is not None and self.inner.stateful)
 
     def spec(self, data: Dataset, module: nn.Module, label: Structure | None = None) -> FitSpec:
-        """Return what is shipped once for a fit, an evaluation or a prediction.
+        """Return what is shipped once for a fit, an evaluation or a prediction with the module's weights.
 
-        Args:
-            data: the rows.
-            module: whose weights to use.
-            label: that of the rows which were trained on, if it counts in place of these rows' own.
+        ``label`` is that of the rows which were trained on, if it counts in place of these rows' own.
         """
         config = self.config
         features = data.plan.features

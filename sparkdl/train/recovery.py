@@ -53,18 +53,11 @@ class CommittedModel:
 
 @dataclass(slots=True)
 class Recovery:
-    """Runs iterations so that lost executors do not end the run.
+    """Runs iterations so that lost executors do not end the run; ``model`` is that after the last one.
 
-    Args:
-        engine: runs steps.
-        model: the model before the first iteration.
-        every: iterations between two commits; 0 for none; ``None`` to spend 3 % of the time on them.
-        max_failures: failed iterations within the window after which the run ends.
-        window: length of the window in seconds.
-
-    Attributes:
-        model: the model after the last iteration.
-        failures: how many iterations have failed and were run again.
+    ``every`` is iterations between two commits; 0 for none; ``None`` to spend 3 % of the time on them. The
+    run ends after ``max_failures`` failed iterations within ``window`` seconds; ``failures`` counts all that
+    were run again.
     """
 
     engine: Engine
@@ -84,8 +77,7 @@ class Recovery:
     def run(self, iterations: Sequence[Step]) -> list[Outcome]:
         """Run iterations, if need be again from the last commit.
 
-        Raises:
-            TaskError: if the user's code failed, or iterations keep failing; the first error.
+        Raises TaskError, the first, if the user's code failed or iterations keep failing.
         """
         self.let_go()
         begin, beginning = perf_counter(), self._beginning(iterations[0])
@@ -147,9 +139,8 @@ class Recovery:
     def fetch(self, since: int = 0) -> Kept:
         """Copy the state of the shards to the driver, if need be after going back to the last commit.
 
-        Args:
-            since: of rows of embedding variables only those that have changed since so many completed
-                iterations; 0 for all.
+        ``since`` leaves out rows of embedding variables that have not changed since so many completed
+        iterations.
         """
 
         def fetched() -> Kept:

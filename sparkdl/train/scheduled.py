@@ -25,12 +25,7 @@ class ScheduledHyper:
 
     The first ones are those that the scheduler sets when it is built: a warm-up starts with the first
     iteration. With several optimizers each gets a scheduler of its own from the same factory.
-
-    Args:
-        optimizer: the run's optimizer.
-        schedule: how its hyper-parameters change; ``None`` for not at all.
-        higher_is_better: whether larger scores are better, for a ``ReduceLROnPlateau`` whose
-            ``mode`` was not given.
+    ``higher_is_better`` counts for a ``ReduceLROnPlateau`` whose ``mode`` was not given.
     """
 
     def __init__(
@@ -89,11 +84,7 @@ class ScheduledHyper:
         return float(self._shadows[0].param_groups[0].get("lr", math.nan)) * self._scale
 
     def after_iteration(self) -> None:
-        """Count an iteration, also one without rows.
-
-        Raises:
-            ConfigError: if the scheduler cannot go on, such as OneCycleLR after its last step.
-        """
+        """Count an iteration, also one without rows; ConfigError if a scheduler (OneCycleLR) has ended."""
         if self._per_iteration:
             self._step()
 

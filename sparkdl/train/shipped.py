@@ -54,11 +54,7 @@ class Shipped:
                 evaluator.release()
 
     def engine(self, recipe: Recipe, name: str) -> Engine:
-        """Return the engine that runs steps of a fit.
-
-        Raises:
-            ConfigError: if the exchange that is wanted does not suit session or model.
-        """
+        """Return the engine of a fit's steps; ConfigError if the exchange does not suit session or model."""
         wanted = recipe.wanted()
         exchange = wanted.choose(self.access, len(self.store.partitions))
         return Engine(

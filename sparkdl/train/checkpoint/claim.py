@@ -30,9 +30,7 @@ _log = logging.getLogger("sparkdl")
 class Claim:
     """A run's claim to a folder.
 
-    Raises:
-        CheckpointError: if another run on a local folder goes on.
-        ConfigError: if the folder cannot be written to.
+    Raises CheckpointError if another run on a local folder goes on, ConfigError if it cannot be written to.
     """
 
     def __init__(self, store: CheckpointStore, name: str) -> None:
@@ -60,12 +58,7 @@ class Claim:
             raise ConfigError(f"cannot write to the checkpoint folder {store.root}: {error}") from error
 
     def check(self) -> None:
-        """See that no other run has taken the folder over.
-
-        Raises:
-            CheckpointError: if one has.
-            OSError: if this cannot be determined.
-        """
+        """See that no other run has taken the folder over; CheckpointError if so, OSError if unknown."""
         other = self._owner()
         if other is None:
             raise FileNotFoundError(

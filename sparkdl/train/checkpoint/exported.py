@@ -34,12 +34,7 @@ def write_checksum(file: str) -> str:
 
 @contextmanager
 def verified(path: Path) -> Iterator[str]:
-    """Give a local path of a file, whose checksum has been compared if there is one beside it.
-
-    Raises:
-        ConfigError: if the file is not what was written.
-        FileNotFoundError: if there is none.
-    """
+    """Give a file's local path, its checksum compared if one lies beside it; ConfigError if it is another."""
     store = CheckpointStore(path)
     beside = f"{store.root}.sha256"
     with store.on_disk(store.root) as file:

@@ -21,13 +21,7 @@ class Lock:
         _open.add(self)
 
     def take(self, *, wait: bool) -> None:
-        """Lock it.
-
-        Raises:
-            BlockingIOError: if another has it, and this one does not wait.
-            OSError: if the file system has no locks.
-            ImportError: if the operating system has none.
-        """
+        """Lock it; BlockingIOError if taken and not waited for, OSError or ImportError without locks."""
         import fcntl
 
         fcntl.flock(self._handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))

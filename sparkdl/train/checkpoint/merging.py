@@ -27,14 +27,10 @@ File = Callable[[], AbstractContextManager[str]]
 def merge(
     base: str, folder: str, digests: Mapping[str, str], write: Write, check: Check = lambda: None
 ) -> dict[str, str]:
-    """Write the files of shards with all rows, in place of those with changes alone.
+    """Write files of shards with all rows, in place of those with changes alone; return sha256 by name.
 
-    Returns:
-        sha256 by name. Other files of shards there are not needed any more.
-
-    Raises:
-        ConfigError: if a file is missing, or damaged.
-        OSError: if one cannot be read, or written.
+    Other files of shards there are not needed any more. Raises ConfigError if one is missing or damaged,
+    OSError if one cannot be read or written.
     """
     layers = [layer for link in Opened(base).links() for layer in link.layers()]
     return _merged_layers([*layers, *Opened(folder, digests).layers()], write, check)

@@ -118,9 +118,7 @@ def export_weights(path: Path, file: str) -> None:
 class Opened:
     """One checkpoint: its mark, and its files, checked before they are used.
 
-    Args:
-        path: the checkpoint.
-        digests: sha256 of its files by name if it has no mark yet.
+    ``digests`` are the sha256 of its files by name if it has no mark yet.
     """
 
     def __init__(self, path: Path, digests: Mapping[str, str] | None = None) -> None:
@@ -135,10 +133,9 @@ class Opened:
         return join(self._store.root, name)
 
     def links(self) -> list[Opened]:
-        """Return the checkpoints that have this one's rows of embedding variables, itself as the last one.
+        """Return the checkpoints that have this one's rows of embedding variables, itself last.
 
-        Raises:
-            ConfigError: if one of them is missing, damaged, or not what it was.
+        Raises ConfigError if one of them is missing, damaged, or not what it was.
         """
         found = [self]
         while (base := found[-1].mark.base) is not None:

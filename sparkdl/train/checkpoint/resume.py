@@ -70,10 +70,7 @@ class ResumePoint:
     continues: bool = False
 
     def to_arrays(self) -> tuple[dict[str, Any], dict[str, Array]]:
-        """Return JSON-compatible values and named arrays, without ``kept``.
-
-        Nothing that the run goes on to change is referenced.
-        """
+        """Return JSON-compatible values and named arrays, without ``kept``; the run changes none of them."""
         arrays: dict[str, Array] = {
             "params": self.snapshot.params,
             "buffers": self.snapshot.buffers,
@@ -109,11 +106,7 @@ class ResumePoint:
 
     @classmethod
     def from_arrays(cls, meta: Mapping[str, Any], arrays: Mapping[str, Array], kept: Kept) -> ResumePoint:
-        """Read what :meth:`to_arrays` returned.
-
-        Raises:
-            ValueError, LookupError, TypeError, AttributeError: if it is something else.
-        """
+        """Read what :meth:`to_arrays` returned; ValueError, LookupError, TypeError, AttributeError."""
         columns = under("history.", arrays)
         changes = [_change(change) for change in meta.get("new_rows", [])]  # earlier releases write none
         history = History.from_arrays(columns, _rows(meta["validations"]), changes)

@@ -139,10 +139,7 @@ def _check_rows(name: str, then: Mapping[str, Any], now: Mapping[str, Any]) -> N
 def check_inside_epoch(then: Mapping[str, Any], now: Mapping[str, Any], *, since: int) -> None:
     """Check that a run can go on in the middle of an epoch with the rows that it has left.
 
-    Args:
-        then: setting of the checkpoint.
-        now: setting of the run.
-        since: from which iteration on the epoch has its number of iterations.
+    ``since`` is the iteration from which the epoch has its number of iterations.
     """
     before, after, parts, found = _is_dealt(then), _is_dealt(now), then["partitions"], ""
     if before != after:
@@ -178,11 +175,8 @@ def _grown(then: Any, now: Any) -> str:
 def check_state(then: Mapping[int, set[str]], setting: Mapping[str, Any], *, exactly: bool) -> None:
     """Check that an optimizer can go on with the state that another has left.
 
-    Args:
-        then: names of the state in the checkpoint, by group.
-        setting: that of the run now.
-        exactly: whether names that the optimizer does not know are an error, too: for checkpoints that do
-            not say of which class it was.
+    ``then`` has names of the state by group. With ``exactly``, names that the optimizer does not know are an
+    error, too: for checkpoints that do not say of which class it was.
     """
     now = setting.get("optimizer")
     if now is None:

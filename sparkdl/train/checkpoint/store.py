@@ -29,15 +29,9 @@ join = posixpath.join
 
 
 class CheckpointStore:
-    """A file system that holds checkpoints.
+    """A file system that holds checkpoints, ``root`` as it has that path; ConfigError if it cannot be opened.
 
-    Attributes:
-        root: that path as the file system has it.
-        local: whether it is the driver's own.
-        renames: whether it renames a folder at once.
-
-    Raises:
-        ConfigError: if the URL cannot be opened.
+    ``local`` tells whether it is the driver's own, ``renames`` whether it renames a folder at once.
     """
 
     def __init__(self, path: Path) -> None:
@@ -137,9 +131,8 @@ class CheckpointStore:
     def rename(self, source: str, target: str, first: str = "") -> None:
         """Rename a folder, all its files at once where the store can do so.
 
-        Raises:
-            FileExistsError: if the target is there already; nothing has changed then.
-            OSError: if it fails.
+        Raises FileExistsError if the target is there already, and has changed nothing then; OSError if it
+        fails.
         """
         if self.exists(target) and (not self.local or self.entries(target)):
             raise FileExistsError(f"{target} is there already")

@@ -31,11 +31,7 @@ class HookCalls:
             self._check_module()
 
     def _check_module(self) -> None:
-        """Check that nobody has frozen parameters of the caller's module, of which the run trains a copy.
-
-        Raises:
-            ConfigError: naming one.
-        """
+        """Check that nobody has frozen parameters of the caller's module, of which the run trains a copy."""
         known = {spec.name for spec in self._run.layout.params}
         for name, p in self._run.module.named_parameters():
             # Parameters of the layout that are frozen are not for a moment while the module is copied.

@@ -355,9 +355,7 @@ def of_attempt(resume: Resume, rows: str, hooks: Sequence[Hook]) -> tuple[Resume
 def find_resume_point(resume: Resume, hooks: Sequence[Hook]) -> ResumePoint | None:
     """Return where ``fit(..., resume=)`` is to go on, ``None`` for the beginning.
 
-    Raises:
-        ConfigError: if there is no :class:`Checkpoint` hook to resume from, or the checkpoint named
-            cannot be read.
+    Raises ConfigError if no :class:`Checkpoint` hook or no readable checkpoint is there.
     """
     if resume is False:
         return None

@@ -20,16 +20,9 @@ _MAX_SHARE = 0.05
 class Target:
     """A file or folder that is written locally and, where it belongs elsewhere, copied there.
 
-    Stores such as S3 cannot append, so the whole file is copied from time to time. Copies are spaced
-    so that they take at most a twentieth of the time.
-
-    Args:
-        parameter: name of the parameter that the address came from, for errors.
-        path: a local path, or an address with a scheme that fsspec knows, such as ``s3://...``.
-        folder: whether it is a folder.
-
-    Raises:
-        ConfigError: if the scheme is unknown or its package is missing, or the local path cannot be written.
+    Stores such as S3 cannot append, so the whole file is copied from time to time. Copies are spaced so that
+    they take at most a twentieth of the time. ``parameter`` is the address's name in errors. Raises
+    ConfigError for a bad scheme or path, or a package missing.
     """
 
     def __init__(self, parameter: str, path: str | Path, *, folder: bool = False) -> None:
@@ -91,12 +84,9 @@ class Target:
         return self.remote and self._folder is not None and time.monotonic() >= self._due
 
     def push(self, *, strict: bool = False) -> bool:
-        """Copy to the remote store; return whether that worked.
+        """Copy to the remote store; return whether that worked, with ``strict`` raise what the store does.
 
         Training goes on if it does not: the next copy will hold everything.
-
-        Raises:
-            OSError: if ``strict`` and the copy fails; other errors likewise, as the store raises them.
         """
         if not self.remote or self._folder is None:
             return True

@@ -32,11 +32,7 @@ OF_ESTIMATORS: Mapping[str, str] = {
 def meant(name: str, value: object, known: Iterable[str], elsewhere: Mapping[str, str]) -> str:
     """Return what a name that does not exist may mean, as a sentence in brackets; empty if nothing is near.
 
-    Args:
-        name: the name.
-        value: what was given under it.
-        known: names that exist.
-        elsewhere: what names of other libraries, small and without underscores, are here.
+    ``elsewhere`` has what names of other libraries, small and without underscores, are here.
     """
     plain = _plain(name)
     if plain in elsewhere:

@@ -44,11 +44,8 @@ class DryRunResult:
 def dry_run(spec: FitSpec, data: Dataset) -> DryRunResult:
     """Train on the first rows once, on copies.
 
-    Raises:
-        SerializationError: if module, loss or another part cannot be shipped to the executors.
-        DataError: if the transform fails on the rows.
-        ModelError: naming the layer that cannot process them, or state that forward changes and that
-            cannot travel.
+    Raises SerializationError if a part cannot be shipped to the executors, DataError if the transform fails,
+    ModelError naming the layer that does, or state that forward changes and that cannot travel.
     """
     shipped = _ship(spec)
     rows = {key: _at_least_two(values) for key, values in data.peek().items()}

@@ -136,17 +136,9 @@ def _update(name: str, metric: MetricSpec, output: Any, batch: Batch, logits: Lo
 class Evaluator:
     """Evaluates weights on Datasets, with the metrics of one fit.
 
-    Args:
-        access: the cluster.
-        fit: how tasks find the fixed part of the fit.
-        sent: the fixed part.
-        metrics: metrics, by name or not; the loss is always there.
-        batch_size: rows per forward pass; by default 1 MiB of stored rows, from 32 to 4096.
-        profile: resource profile of the tasks.
-
-    Raises:
-        ConfigError: if something is no metric, or a name is taken.
-        SerializationError: if a metric cannot be shipped to the executors.
+    Metrics have the loss always. ``batch_size`` is rows per forward pass; by default 1 MiB of stored rows,
+    from 32 to 4096. Raises ConfigError for a bad metric or a name that is taken, SerializationError if one
+    cannot be shipped.
     """
 
     def __init__(
@@ -170,17 +162,11 @@ class Evaluator:
     def run(
         self, data: Dataset, weights: Published, describe: str, epoch: int = 0, iteration: int = 0
     ) -> dict[str, float]:
-        """Evaluate weights on all rows of a Dataset.
+        """Evaluate weights on all rows of a Dataset; return values by score.
 
-        Returns:
-            Value by score: ``loss`` if the rows have the label it needs, those of the metrics, and what a
-            ``validation_step`` logs.
-
-        Raises:
-            ModelError: naming the layer or metric that fails on the rows.
-            ConfigError: if the states of a metric cannot be merged.
-            DataError: if partitions of the store stay missing.
-            TaskError: if a task failed for another reason.
+        These are ``loss`` if the rows have the label it needs, those of metrics, and what a
+        ``validation_step`` logs. Raises ModelError naming a layer or metric, ConfigError if a metric's states
+        cannot be merged, DataError if partitions stay missing, TaskError for others.
         """
         reader = self._reader(data)
         data.store()  # before row_bytes: the first rows may decide on dtypes
@@ -266,15 +252,10 @@ class ScoreNames(NamedTuple):
 
 
 def check_metrics(shipped: bytes, data: Dataset, metrics: Metrics | None) -> ScoreNames:
-    """Try metrics on the first rows, on the driver and on copies.
+    """Try metrics on the first rows, on the driver and on copies; return the scores' names, for monitors.
 
-    Returns:
-        Names of the scores, for monitors; those of vectors may still grow with the rows.
-
-    Raises:
-        ConfigError: if something is no metric, or its states cannot be merged.
-        ModelError: naming the layer or metric that fails.
-        DataError: if the transform fails.
+    Those of vectors may still grow with the rows. Raises ConfigError for no metric or states that cannot be
+    merged, ModelError naming a layer or metric, DataError if the transform fails.
     """
     specs = with_loss(metrics)
     serialize.dumps(specs, "metrics")
@@ -343,11 +324,7 @@ RESERVED = ("kind", "epoch", "iteration", "name")
 
 
 class Logged:
-    """Means over rows of the scalars that an evaluation's steps log.
-
-    Attributes:
-        sums: by name, the sum over rows and their number.
-    """
+    """Means over rows of the scalars that an evaluation's steps log: sum and number of rows by name."""
 
     def __init__(self) -> None:
         self.sums: dict[str, list[float]] = {}

@@ -87,11 +87,7 @@ def unflatten(structure: Any, arrays: Sequence[Array]) -> Any:
 
 
 def assemble(frames: list[Frame]) -> Any:
-    """Put the outputs of all batches into the order of their positions.
-
-    Args:
-        frames: at least one; the list is emptied, to free what has been copied.
-    """
+    """Put all batches' outputs into the order of positions; empties the list, to free what is copied."""
     structure, kinds = frames[0].meta["structure"], _kinds(frames[0])
     positions = np.concatenate([part.arrays["positions"] for part in frames])
     place = np.empty(len(positions), np.int64)
@@ -140,24 +136,11 @@ def run_prediction(
 ) -> Any:
     """Return the module's output for every row, in the order of the Dataset's source.
 
-    For arrays that is their order; for an RDD or DataFrame that of ``collect()``, if it gives its
-    rows in the same order each time. Labels are not read. The driver holds the whole output, for a
-    moment twice.
-
-    Args:
-        access: the cluster.
-        fit: how tasks find the fixed part of the fit.
-        sent: the fixed part.
-        data: the rows; their store is built if it is not yet.
-        weights: the module's weights.
-        describe: names the job in the Spark UI.
-        batch_size: rows per forward pass; by default 1 MiB of stored rows, from 32 to 4096.
-        profile: resource profile of the tasks.
-
-    Raises:
-        ModelError: naming the layer that fails, or if the output is not one entry per row.
-        DataError: if the transform fails, or partitions of the store stay missing.
-        TaskError: if a task failed for another reason.
+    For arrays that is their order; for an RDD or DataFrame that of ``collect()``, if it gives its rows in the
+    same order each time. Labels are not read. The driver holds the whole output, for a moment twice. The
+    rows' store is built if it is not yet. ``batch_size`` is by default 1 MiB of stored rows, from 32 to 4096.
+    Raises ModelError naming the layer that fails, or if the output is not one entry per row, DataError if the
+    transform fails or partitions stay missing, TaskError for others.
     """
     data.store()  # before row_bytes: the first rows may decide on dtypes
     reader = access.send(serialize.dumps(BatchReader.of_features(data), "transform"))

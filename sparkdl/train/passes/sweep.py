@@ -69,12 +69,7 @@ class BatchReader:
             raise DataError(f"{what} failed: {error!r}", code="data-transform") from error
 
     def batches(self, token: store.Token, size: int) -> Iterator[tuple[Rows, Batch]]:
-        """Read a partition in order.
-
-        Raises:
-            PartitionMissingError: if the partition's files are not on this executor.
-            DataError: if the transform fails.
-        """
+        """Read a partition in order; PartitionMissingError if gone, DataError if the transform fails."""
         keys = {*self.features.keys, *self.label.keys, *(["weight"] if self.weighted else [])}
         for start in range(0, token.rows, size):
             rows = in_order(token, start, size)
@@ -143,12 +138,9 @@ def sweep(
 ) -> list[Frame]:
     """Run a task over a Dataset's store and return its frames, partition by partition.
 
-    A partition whose files are missing, which the task says in a frame of kind ``missing``, is
-    rebuilt, and the job run again.
-
-    Raises:
-        DataError: if partitions stay missing, or have other rows than when they were built.
-        TaskError: if a task failed, or the error of sparkdl that it raised.
+    A partition whose files are missing, which the task says in a frame of kind ``missing``, is rebuilt, and
+    the job run again. Raises DataError if partitions stay missing or have other rows than when built,
+    TaskError, or sparkdl's error of a task.
     """
     built = data.store()
     for _ in range(MAX_ATTEMPTS):

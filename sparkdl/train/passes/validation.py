@@ -46,12 +46,8 @@ def check_validation(config: TrainConfig, shipped: bytes, sets: Mapping[str, Dat
 
     By default that is the first score after the loss, on the first set, and the loss without metrics.
 
-    Returns:
-        The monitor, or ``None`` without validation.
-
-    Raises:
-        ConfigError: if ``monitor`` names no score, or it is unknown which of its values are better.
-        ModelError: if a metric fails on a set's rows.
+    Without validation it is ``None``. Raises ConfigError if ``monitor`` names no score, or it is unknown
+    which of its values are better; ModelError if a metric fails on a set's rows.
     """
     if not sets:
         if config.monitor is not None:

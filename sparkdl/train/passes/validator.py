@@ -46,12 +46,10 @@ class Validator:
     def run(
         self, publish: Callable[[], AbstractContextManager[Published]], call: Callable[..., None]
     ) -> None:
-        """Evaluate all sets; the monitored score enters the state.
+        """Evaluate all sets; the monitored score enters the state. ``call`` calls a method of all hooks.
 
-        Args:
-            publish: makes the weights available to tasks, anew for each set: a hook that replaces the weights
-                releases those before.
-            call: calls a method of all hooks.
+        ``publish`` makes weights available anew for each set: a hook that replaces the weights releases those
+        before.
         """
         run = self._run
         done = {row["name"] for row in run.history.validations if row["iteration"] == run.state.iteration}

@@ -31,13 +31,7 @@ def advice(
 ) -> list[str]:
     """Return what to change, the largest part of a step first.
 
-    Args:
-        parts: seconds of a step by what takes them.
-        layers: by the time that they take.
-        config: the options.
-        exchange: how gradients became weights.
-        transport: how messages travelled.
-        ranks: how many trained; one rank exchanges with nobody.
+    ``parts`` and ``layers`` are seconds by what takes them; with one rank, nobody exchanges.
     """
     whole = sum(parts.values()) or 1.0
     found: list[str] = []

@@ -102,13 +102,7 @@ class StepModel:
     driver: Driver = field(default_factory=Driver)  # what a job costs
 
     def step(self, executors: int, batch: float, like: FitTimes | None = None) -> StepTime:
-        """Return the time of a step.
-
-        Args:
-            executors: how many, of the cores of those that were measured, with one rank each.
-            batch: rows of a step.
-            like: with exchange and transport of this fit; those of the options by default.
-        """
+        """Return a step's time on executors of one rank each, with exchange and transport of ``like``."""
         found, like = self.found, like or self.usual
         rows = batch / executors
         work = self._work.at(rows) * self._slower(executors)

@@ -86,11 +86,7 @@ def executors_of(access: Access, *, reset: bool = False) -> list[Executor]:
 
 
 class MemoryWatch(Hook):
-    """Looks at the executors' memory at the end of a run.
-
-    Attributes:
-        executors: as they were at the end of the last run.
-    """
+    """Keeps the executors' memory as it was at the end of the last run."""
 
     def __init__(self, unfreezes: Sequence[str] = ()) -> None:
         self.unfreezes = unfreezes

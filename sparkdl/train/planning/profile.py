@@ -38,11 +38,7 @@ class Profiled(Trains, Protocol):
 
 
 class TaskSeconds(Hook):
-    """Adds up the seconds of each rank's phases.
-
-    Attributes:
-        phases: seconds of each step, by phase and rank.
-    """
+    """Adds up the seconds of each rank's phases, of each step, by phase and rank."""
 
     def __init__(self) -> None:
         self.phases: defaultdict[str, defaultdict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
@@ -63,14 +59,9 @@ def profile_of(
     seconds: float = 4.0,
     tell: Callable[[str], None] = lambda doing: None,
 ) -> dict[str, Any]:
-    """Train for some steps on a sample, and say where their time goes.
+    """Train for some steps on a sample, and say for JSON where their time goes.
 
-    Returns:
-        ``parts`` of a step in seconds, ``layers``, ``facts``, the ``bottleneck`` and ``advice``, for JSON.
-
-    Raises:
-        ConfigError: if an option does not fit the data.
-        TaskError: if a task keeps failing.
+    Returns ``parts`` of a step in seconds, ``layers``, ``facts``, the ``bottleneck`` and ``advice``.
     """
     config, there = trainer.config, data.access.executors()
     stage = Stage(trainer, data, trainer._recipe.wanted(), seconds, tell)
@@ -115,14 +106,7 @@ def profile_of(
 def parts_of(
     phases: Mapping[str, Mapping[int, Sequence[float]]], step: float, job: float, skip: int = 0
 ) -> dict[str, float]:
-    """Return the seconds of a step by what takes them; they add up to the step.
-
-    Args:
-        phases: seconds of each step, by phase and rank.
-        step: seconds of a step.
-        job: its share of the job's scheduling.
-        skip: first steps that do not count.
-    """
+    """Return seconds of a step by what takes them, which add up to it; ``skip`` first steps do not count."""
     own = {
         name: {rank: statistics.fmean(seconds[skip:] or seconds) for rank, seconds in ranks.items()}
         for name, ranks in phases.items()

@@ -66,10 +66,6 @@ def rehearse(
     """Run short fits on samples of a Dataset, and return what they have taken.
 
     Hooks, validation and schedule are left out: they are not part of a step, and hooks may write files.
-
-    Raises:
-        ConfigError: if an option does not fit the data.
-        TaskError: if a task keeps failing.
     """
     stage = Stage(trainer, data, wanted, seconds, tell)
     with none_of_every_run():
