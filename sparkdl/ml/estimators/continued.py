@@ -32,12 +32,7 @@ class Earlier:
 
 
 class Learned(Hook):
-    """Keeps in checkpoints what an estimator has learned of the rows before its first iteration.
-
-    Args:
-        encoding: of the table's columns, if they were encoded.
-        labels: the names of the classes, if labels were strings.
-    """
+    """Keeps in checkpoints what an estimator has learned of the rows before its first iteration."""
 
     def __init__(self, encoding: TableEncoding | None, labels: tuple[str, ...]) -> None:
         self._state = {
@@ -53,12 +48,8 @@ class Learned(Hook):
 def earlier(estimator: Any) -> Earlier | None:
     """Return what the checkpoint tells from which an estimator's fit will go on.
 
-    Returns:
-        ``None`` if the fit begins, or the checkpoint tells nothing: a Trainer wrote it, an earlier release,
-        or an estimator that had nothing to learn.
-
-    Raises:
-        ConfigError: if the checkpoint cannot be read.
+    It is ``None`` if the fit begins, or a Trainer, an earlier release, or an estimator that had nothing to
+    learn wrote it. Raises ConfigError if it cannot be read.
     """
     return _first(estimator, _read)
 
@@ -66,8 +57,7 @@ def earlier(estimator: Any) -> Earlier | None:
 def start(estimator: Any) -> int:
     """Return the iteration at which a run takes, or took, its rows; 0 for the first ones.
 
-    Raises:
-        ConfigError: if the checkpoint cannot be read from which the fit will go on.
+    Raises ConfigError if the checkpoint cannot be read from which the fit will go on.
     """
     return _first(estimator, lambda path, rows: _start(read_told(path), rows)) or 0
 
@@ -91,9 +81,8 @@ def _first(estimator: Any, read: Callable[[str, str], T | None]) -> T | None:
 def warm_start(estimator: Any) -> str | None:
     """Return from where an estimator goes on with other rows.
 
-    Returns:
-        ``None`` if it begins: also if it is to go on from its own checkpoints and there are none yet, as on
-        the first day.
+    ``None`` if it begins: also if it is to go on from its own checkpoints and there are none yet, as on the
+    first day.
     """
     warm: str | None = value_of(estimator, estimator.warmStartFrom)
     first = warm and warm == value_of(estimator, estimator.checkpointPath) and latest(warm) is None

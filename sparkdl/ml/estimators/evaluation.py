@@ -27,12 +27,7 @@ Loss = Callable[[Any, Any], Any]
 
 
 def evaluate(model: Any, df: DataFrame, metrics: Any, loss: Loss | None) -> dict[str, float]:
-    """Compute loss and metrics of a fitted model of this package; see its method of this name.
-
-    Raises:
-        ConfigError: if there is nothing to compute, or something is no metric.
-        DataError: if a column is missing or cannot become a tensor.
-    """
+    """Compute loss and metrics of a fitted model of this package; see its method of this name."""
     fitting.check_rows(type(model).__name__, df, "evaluate")
     label, own = _label_and_loss(model)
     chosen = loss if loss is not None else own

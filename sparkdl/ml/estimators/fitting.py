@@ -49,15 +49,9 @@ def index_strings(
 ) -> tuple[DataFrame, tuple[str, ...]]:
     """Number a label column's strings, the most frequent first, as StringIndexer does.
 
-    Args:
-        df: the rows.
-        name: of the column.
-        known: all strings that there may be, by number.
-        named: strings by number that hold if they are all that there are, as a model's classes are called.
-
-    Returns:
-        The rows, with doubles in the column and the strings in its metadata, and the strings; the
-        rows as they are if the column holds something else.
+    ``known`` are all strings that there may be, by number; ``named`` holds if it is all that there are, as a
+    model's classes are called. Returns the rows, with doubles and the strings in the column's metadata, and
+    the strings; the rows as they are if the column holds something else.
     """
     if not is_text(df, name):
         return df, ()
@@ -205,15 +199,8 @@ def check_labels(df: DataFrame, name: str, classes: int) -> None:
 def moments(df: DataFrame, shapes: dict[str, tuple[int, ...]]) -> dict[str, tuple[Array, Array]]:
     """Compute mean and standard deviation of each value of some columns, in one pass.
 
-    Args:
-        df: the rows.
-        shapes: shape of one row by column. Nested arrays and raw bytes are left out.
-
-    Returns:
-        Flat arrays of means and deviations by column; 0 and 1 for those left out.
-
-    Raises:
-        DataError: naming column and row of what is null, not finite or of another length.
+    Nested arrays and raw bytes have 0 and 1. DataError names column and row of what is null, not finite or of
+    another length.
     """
     types = {field.name: field.dataType for field in df.schema.fields}
     summary = Summarizer.metrics("mean", "std")
@@ -275,13 +262,7 @@ _ROUNDING = 1e-12
 def joined(
     moments: Mapping[str, tuple[Array, Array]], columns: Iterable[str], advice: str = ""
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Join the moments of several columns, as float32.
-
-    Args:
-        moments: mean and deviation of each value, by column.
-        columns: which of them.
-        advice: what else errors say to do.
-    """
+    """Join the moments of several columns, as float32."""
     names = list(columns)
     for name in names:
         mean, deviation = moments[name]

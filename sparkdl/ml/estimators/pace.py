@@ -17,11 +17,8 @@ _LEVEL = partial(ConstantLR, factor=1.0, total_iters=1)  # for iterations that a
 def falling(estimator: Any, module: nn.Module, iterations: int, start: int = 0) -> dict[str, Any]:
     """Return a schedule that falls in a straight line to 0 at the last iteration, as option of a Trainer.
 
-    Args:
-        estimator: its own schedule or optimizer goes before.
-        module: a LightningModule has its own.
-        iterations: of the fit.
-        start: iterations of a run before, from which it goes on.
+    An estimator's own schedule or optimizer, or that of a LightningModule, goes before. ``start`` are the
+    iterations of a run before, from which it goes on.
     """
     chosen = estimator.schedule is not None or estimator.optimizer is not None or is_lightning(module)
     if chosen or not iterations:

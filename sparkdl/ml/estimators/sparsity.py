@@ -29,10 +29,8 @@ def settled(estimator: E, df: DataFrame) -> E:
     """Return an estimator whose Param inputTypes leaves vectors sparse; itself where none are to be so.
 
     Where nothing is said of shapes and types, those are left sparse that the module takes as indices and
-    values. Without a module it is the only column, if its first row is wide and nearly all zeros.
-
-    Raises:
-        DataError: if these are no rows of Spark that have an end, or a name means two columns.
+    values. Without a module it is the only column, if its first row is wide and nearly all zeros. DataError
+    is raised if these are no rows of Spark that have an end, or a name means two columns.
     """
     check_rows(type(estimator).__name__, df)
     types = _input_types(estimator, df)
@@ -72,9 +70,7 @@ def size_of(df: DataFrame, name: str) -> int:
 def optimizers(module: nn.Module, options: dict[str, Any]) -> Optimizers:
     """Return Adam, and for tables with sparse gradients the Adam of the rows that a batch has.
 
-    Args:
-        module: to train.
-        options: of Adam; with more than the learning rate all parameters have Adam.
+    With more options than the learning rate all parameters have plain Adam.
     """
     adam = partial(torch.optim.Adam, **options)
     names = [name for name, _ in trainable(module)]

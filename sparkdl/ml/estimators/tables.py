@@ -63,16 +63,9 @@ def fitted(
 ) -> TableEncoding:
     """Fit the encoding of an estimator's columns, or take that of the run before.
 
-    Args:
-        estimator: about to fit.
-        df: the rows.
-        before: what a checkpoint tells of the run before.
-        required: columns beside those of the table, which must not have nulls.
-
-    Raises:
-        ConfigError: if the fit goes on from a checkpoint that has no encoding, or one of other columns.
-        DataError: if a column is missing, cannot be encoded, holds infinite values or has nulls that it must
-            not have; or if there are no rows, or no column tells them apart.
+    ``required`` are columns beside those of the table, which must not have nulls. Raises ConfigError if a
+    checkpoint has no encoding, or one of other columns; DataError for columns that are missing, infinite,
+    cannot be encoded or have nulls that they must not; if there are no rows, or no column tells them apart.
     """
     check_told(estimator, before, "what became of the table's columns")
     if before is not None and before.encoding is not None:

@@ -26,14 +26,7 @@ C = TypeVar("C", bound=type[Any])
 
 
 class ParamEntry(Param[T]):
-    """A Param and its default.
-
-    Args:
-        name: that of the attribute.
-        doc: what ``explainParams`` says.
-        convert: from what is set to the value; raises where it cannot be.
-        default: ``None`` if there is none.
-    """
+    """A Param and its default, ``None`` if there is none; ``convert`` raises where a value cannot be."""
 
     def __init__(self, name: str, doc: str, convert: Callable[[Any], T], default: T | None = None) -> None:
         super().__init__(Params._dummy(), name, doc, typeConverter=convert)

@@ -27,8 +27,7 @@ _DRAFT = re.compile("[0-9a-f]+")
 def replacing(folders: HadoopFolders, path: str, overwrite: bool) -> Iterator[str]:
     """Give a path to write to; it becomes ``path`` at the end of ``with``, and is deleted on an error.
 
-    Raises:
-        ConfigError: if there is something already and ``overwrite`` is not set.
+    Raises ConfigError if there is something already and ``overwrite`` is not set.
     """
     previous = sibling(path, "previous")
     if not overwrite and (folders.exists(path) or folders.exists(previous)):

@@ -225,11 +225,10 @@ class TorchReader(MLReader[R]):
 def described(
     instance: Any, allow_pickle: bool = False
 ) -> tuple[dict[str, Any], dict[str, Iterable[weights.Chunk]]]:
-    """Return our entry in the metadata of an estimator or a model, and its other files as pieces, by name.
+    """Return our entry in the metadata of an estimator or model, and its other files as pieces, by name.
 
-    Raises:
-        ConfigError: if a value needs a pickle that is not allowed.
-        SerializationError: if a value cannot be pickled.
+    Raises ConfigError if a value needs a pickle that is not allowed, SerializationError if it cannot be
+    pickled.
     """
     content = content_of(instance)
     info, code = saved.describe(content, allow_pickle)

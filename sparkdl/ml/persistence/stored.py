@@ -127,11 +127,7 @@ def check_class(metadata: Mapping[str, Any], path: str, cls: type) -> None:
 
 
 def set_params(instance: Any, metadata: Mapping[str, Any], path: str) -> None:
-    """Give an instance the uid and the Params of its metadata.
-
-    Raises:
-        ConfigError: if they are not those of its class.
-    """
+    """Give an instance the uid and Params of its metadata; ConfigError if they are not those of its class."""
     with explained(path):
         instance._resetUid(metadata["uid"])
         values = metadata["paramMap"]

@@ -34,14 +34,8 @@ def backtest(
 ) -> DataFrame:
     """Return the errors of an estimator, see :meth:`TimeSeriesEstimator.backtest`.
 
-    Args:
-        estimator: its Params.
-        forecast: fits to all but so many last steps, and returns forecasts that begin so many steps before
-            the end.
-        windows: how many forecasts of each series.
-        step: steps between them; the horizon by default.
-        metrics: their names.
-        refit: whether to fit for each window.
+    ``forecast`` fits to all but so many last steps, and returns forecasts that begin so many steps before the
+    end.
     """
     begins = origins(windows, step, estimator.getHorizon())
     scored(estimator, metrics)  # a metric that is none is told before the fit

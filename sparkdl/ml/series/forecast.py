@@ -60,11 +60,7 @@ class ForecastTask:
     origins: tuple[int, ...] = ()
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of each series, one step after the other.
-
-        Raises:
-            DataError: naming the series that cannot be used, unless such are left out.
-        """
+        """Yield each series' rows, step after step; DataError names an unusable series, unless left out."""
         forecast = self._forecaster()
         kinds: list[pa.DataType] = []
 
@@ -211,20 +207,10 @@ def forecast_rows(
 ) -> DataFrame:
     """Return the forecasts of a panel's series as rows; nothing is computed until they are asked for.
 
-    Args:
-        df: the panel.
-        forecaster: the trained module, or a function that forecasts the values of one series by itself.
-        layout: the panel's columns.
-        outputs: names of the columns of a forecast.
-        levels: of the module's quantiles; none if it gives none.
-        season: steps of a season.
-        batch_size: windows per forward pass.
-        origins: how many steps before the end of a series forecasts begin; none for the future.
-
-    Returns:
-        Columns id, time and those of a forecast; of the past also ``cutoff``, the last time before the
-        forecast, ``step``, the value that came, and ``scale``, the mean error of a seasonal naive forecast
-        before the cutoff.
+    ``levels`` of the quantiles are none if the module gives none; forecasts begin ``origins`` steps before
+    the end of a series, none for the future. Columns are id, time and those of a forecast; of the past also
+    ``cutoff``, the last time before it, ``step``, the value that came, and ``scale``, the mean error of a
+    seasonal naive forecast before the cutoff.
     """
     check_columns(df, layout)
     taken = [layout.id, layout.time, *([layout.target, CUTOFF, STEP, SCALE] if origins else [])]

@@ -22,16 +22,8 @@ from sparkdl.wire.frame import Array
 class ArrowColumns:
     """Converts Arrow columns to arrays; the first rows decide on shapes that are not known.
 
-    Args:
-        plans: what becomes of the columns.
-        structure: how they become the module's inputs.
-        keep: whether rows with null are left out, instead of being an error.
-        name: names a row, by its number.
-        places: for each plan which of the columns is its own; as they are by default.
-        at: number of the first row.
-
-    Attributes:
-        plans: with what the rows so far have told.
+    ``places`` are for each plan which of the columns is its own, ``at`` is the number of the first row. With
+    ``keep``, rows with null are left out. ``plans`` has what the rows so far have told.
     """
 
     def __init__(

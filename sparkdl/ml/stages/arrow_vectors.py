@@ -42,8 +42,7 @@ class ArrowVectors:
     def read(cls, plan: ColumnPlan, column: pa.Array, name: RowName) -> Self:
         """Read lists of numbers, structs of indices and values, or what Spark makes of ML vectors.
 
-        Raises:
-            DataError: if it is another type, or naming the row whose indices and values do not fit.
+        DataError is raised for another type, or names the row whose indices and values do not fit.
         """
         kind, rows = column.type, len(column)
         if is_list(kind) and is_numeric(kind):

@@ -64,8 +64,7 @@ class ForgivingScorer:
     def score(self, batches: Iterator[pa.Array | tuple[pa.Array, ...]], at: int = 0) -> Iterator[pa.Array]:
         """Score batches of a task, of which the first begins at row ``at``.
 
-        Raises:
-            ModelError: if the module fails on each row of the first batch: then no row is to blame.
+        Raises ModelError if the module fails on each row of the first batch: then no row is to blame.
         """
         seen = failed = 0
         for batch in batches:

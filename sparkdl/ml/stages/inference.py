@@ -93,14 +93,8 @@ class Prepared:
 def prepare(df: DataFrame, inference: Inference, *, direct: bool) -> Prepared:
     """Check a DataFrame, and return what scores its rows.
 
-    Args:
-        df: any DataFrame.
-        inference: what to compute; at least one output.
-        direct: whether the scorer gets Arrow arrays from Spark, and none from pandas.
-
-    Raises:
-        DataError: if a column is missing or cannot become a tensor, or an output column is there already.
-        SerializationError: if the module cannot be pickled.
+    With ``direct``, Spark gives the scorer Arrow arrays, and none come from pandas. Raises DataError for
+    columns that are missing, no tensors or there already, SerializationError if the module cannot be pickled.
     """
     from pyspark.sql import types as T
 
@@ -158,13 +152,10 @@ def prepare(df: DataFrame, inference: Inference, *, direct: bool) -> Prepared:
 def apply(df: DataFrame, inference: Inference) -> DataFrame:
     """Add the module's outputs to a DataFrame; nothing is computed until its rows are asked for.
 
-    All other columns stay as they are. Works on classic Spark and Spark Connect, on tables and streams.
-    As with any UDF, Spark may evaluate the module twice where a filter follows on one of its outputs;
-    ``cache()`` in between prevents it.
-
-    Raises:
-        DataError: if a column is missing or cannot become a tensor, or an output column is there already.
-        SerializationError: if the module cannot be pickled.
+    All other columns stay as they are. Works on classic Spark and Spark Connect, on tables and streams. As
+    with any UDF, Spark may evaluate the module twice where a filter follows on one of its outputs;
+    ``cache()`` in between prevents it. Raises DataError for columns that are missing, no tensors or there
+    already, SerializationError if the module cannot be pickled.
     """
     from pyspark.sql import functions as F
     from pyspark.sql import types as T
@@ -269,12 +260,9 @@ def _valid(df: DataFrame, plan: TablePlan) -> SqlColumn:
 def transform(model: Any, df: DataFrame) -> DataFrame:
     """Apply a fitted model to a DataFrame, as its Params say; see :func:`apply`.
 
-    Where neither the fit nor an example told what the module gives, the first rows are looked at, which
-    runs a small job.
-
-    Raises:
-        DataError: if a column is missing or cannot become a tensor, or an output column is there already.
-        ConfigError: if Params do not fit the module.
+    Where neither the fit nor an example told what the module gives, the first rows are looked at, which runs
+    a small job. Raises DataError for columns that are missing, no tensors or there already, ConfigError for
+    Params that do not fit.
     """
     check_dataframe(df, f"{type(model).__name__}.transform")
     return apply(df, inference_of(model, df))
@@ -283,13 +271,9 @@ def transform(model: Any, df: DataFrame) -> DataFrame:
 def inference_of(model: Any, df: DataFrame | None = None, *, decision: bool = False) -> Inference:
     """Return what a fitted model computes.
 
-    Args:
-        model: a :class:`TorchModel`, :class:`TorchClassificationModel` or :class:`TorchRegressionModel`.
-        df: its first rows are looked at where the module's outputs are not known.
-        decision: whether to compute a classifier's prediction alone, as SQL functions do.
-
-    Raises:
-        ConfigError: if Params do not fit the module, or its outputs are not known.
+    The first rows of ``df`` are looked at where the module's outputs are not known. With ``decision``, a
+    classifier's prediction alone is computed, as SQL functions do. Raises ConfigError if Params do not fit
+    the module, or outputs are not known.
     """
     from sparkdl.ml.params.columns import HasClassOutputs, HasOutputs, value_of
 
@@ -396,10 +380,8 @@ def _array_of(spec: TensorSpec) -> Literal["floats", "doubles", "longs"]:
 def look(model: Any, df: Any) -> Signature:
     """Run a model's module on the first rows of a DataFrame, of Spark or pandas, and describe it.
 
-    Raises:
-        ConfigError: if there are none, or it is a stream.
-        DataError: if a column is missing or cannot become a tensor.
-        ModelError: if the module fails on them.
+    Raises ConfigError for no rows or a stream, DataError for missing or unusable columns, ModelError if the
+    module fails.
     """
     if is_pandas(df):
         plan, arrays = plan_pandas(df.head(2), model.inputColumns(), None, None)

@@ -28,11 +28,7 @@ _ARRAYS: Mapping[Kind, str] = {"floats": "float32", "doubles": "float64", "longs
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputColumn:
-    """One column that a transform adds.
-
-    Raises:
-        ConfigError: if thresholds are negative or more than one is 0.
-    """
+    """One column that a transform adds; ConfigError if thresholds are negative or more than one is 0."""
 
     column: str  # its name
     # ``number`` for a double where the module gives one value per row, ``long`` for an integer, of which a
@@ -78,9 +74,8 @@ class OutputColumn:
     def to_arrow(self, values: Array, mask: Array | None = None, *, vectors: bool = True) -> pa.Array:
         """Return the column's values of some rows.
 
-        Raises:
-            ModelError: if the shape is not that of this kind of column.
-            ConfigError: if there are more or fewer thresholds than classes.
+        ModelError is raised for a shape of another kind of column, ConfigError if thresholds are not as many
+        as classes.
         """
         rows, shape = len(values), values.shape[1:]
         if self.kind in ("number", "long"):
@@ -121,13 +116,7 @@ class OutputColumn:
 
 
 def select(output: Any, key: int | str | None, rows: int) -> Array:
-    """Take one tensor from a module's output, as an array.
-
-    Args:
-        output: what the module returned.
-        key: position or key in it, ``None`` if it is one tensor.
-        rows: rows of the batch.
-    """
+    """Take one tensor, at a position or key, from a module's output of so many rows, as an array."""
     if key is None:
         found = output
     elif isinstance(key, str):
@@ -179,10 +168,7 @@ def decide(scores: Array, thresholds: Sequence[float] | None) -> Array:
     """Return the class with the largest score, or score / threshold, along the last dimension.
 
     As Spark does: of equal ones the first, a threshold of 0 wins over all others unless the class has
-    probability 0, and NaN wins over none.
-
-    Raises:
-        ConfigError: if the thresholds do not fit the classes.
+    probability 0, and NaN wins over none. Raises ConfigError if the thresholds do not fit the classes.
     """
     if thresholds is not None:
         check_thresholds(thresholds, scores.shape[-1])

@@ -87,20 +87,10 @@ def add_column(
 ) -> DataFrame:
     """Add a column that a function computes from each row's values.
 
-    It is a plain UDF: Spark calls it on batches of a hundred rows, whatever the size of a row, where an
-    Arrow batch has ten thousand.
-
-    Args:
-        df: any DataFrame, also of Spark Connect or a stream.
-        output: name of the new column.
-        function: of a row's values; raises :class:`DataError` for those it cannot use.
-        source: name of the column that the values come from, for errors.
-        values: the function's arguments; null is an invalid value.
-        row_name: string column that names the row in errors, such as its path.
-        returns: SQL type of the new column.
-        shape: shape of one row's tensor, kept in the column's metadata.
-        dtype: dtype of the tensor, likewise.
-        handle_invalid: ``error``, ``skip`` or ``keep``.
+    It is a plain UDF: Spark calls it on batches of a hundred rows, whatever the size of a row, where an Arrow
+    batch has ten thousand. ``function`` raises DataError for values it cannot use, of which null is one;
+    ``row_name`` names the row in errors, such as its path; the metadata of the column have ``shape`` and
+    ``dtype`` of a row's tensor.
     """
     if same_names(df, output):
         raise DataError(f"outputCol {output!r} is in the DataFrame already; choose another name or drop it")
@@ -117,12 +107,8 @@ def add_column(
 class Rowwise:
     """Calls a function row by row; where it cannot work, the error names the row, or the result is null.
 
-    Arrays are returned as their bytes, for a binary column.
-
-    Args:
-        function: of one row's values; raises :class:`DataError` for a row that it cannot use.
-        column: name of the column that the values come from, for errors.
-        lenient: whether a row that cannot be used gives ``None``.
+    Arrays are returned as their bytes, for a binary column. With ``lenient``, a row that cannot be used gives
+    ``None``.
     """
 
     def __init__(self, function: Callable[..., Any], column: str, lenient: bool) -> None:

@@ -63,11 +63,9 @@ class Scorer:
     def __call__(self, batches: Iterator[pa.Array | tuple[pa.Array, ...]]) -> Iterator[pa.Array]:
         """Score batches; forward passes have ``batch_size`` rows, however many an Arrow batch has.
 
-        Rows that differ in length are taken together by length, a window of them at a time.
-
-        Raises:
-            DataError: naming column and row, for null where it is an error and what is no tensor.
-            ModelError: naming the layer that fails, or if the output is not what was promised.
+        Rows that differ in length are taken together by length, a window of them at a time. DataError names
+        column and row for null where it is an error and what is no tensor, ModelError the layer that fails,
+        or says that the output is not what was promised.
         """
         return self.score(batches)
 

@@ -31,11 +31,7 @@ _TASKS_UNTIL_SETTLED = 3
 
 
 def ship(spark: Any, module: nn.Module) -> Lasting:
-    """Make a module available to the tasks of transforms.
-
-    Raises:
-        SerializationError: if the module cannot be pickled.
-    """
+    """Make a module available to tasks of transforms; SerializationError if it cannot be pickled."""
     return models_in(spark).lasting(serialize.dumps_module(module))
 
 

@@ -46,9 +46,7 @@ def free_inputs(model: Any) -> list[bool]:
 def inference_udf(inference: Inference, ragged: Sequence[bool] = ()) -> Any:
     """Return a function of an inference's columns that gives its output, or a struct of several.
 
-    Args:
-        inference: what to compute.
-        ragged: for each input whether its rows may differ in length; none may by default.
+    ``ragged`` tells for each input whether its rows may differ in length; none may by default.
     """
     from pyspark.sql import SparkSession
     from pyspark.sql import types as T

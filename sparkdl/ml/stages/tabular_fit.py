@@ -107,12 +107,8 @@ def fit_encoding(
 ) -> TableEncoding:
     """Find out what becomes of a table's columns.
 
-    Args:
-        df: the rows.
-        names: the columns.
-        max_categories: most values of a string column that have a number of their own.
-        min_frequency: least rows that a value must have for that; by default one in 1,000, from 1 to 10.
-        required: other columns, which must not have nulls.
+    Of a string column at most ``max_categories`` values have a number of their own, each in ``min_frequency``
+    rows, by default one in 1,000, from 1 to 10. ``required`` are other columns, which must not have nulls.
     """
     kinds = kinds_of(df, names)
     numeric = {name: plain(df, name, kind) for name, kind in kinds.items() if kind != "string"}

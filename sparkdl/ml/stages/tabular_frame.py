@@ -86,14 +86,8 @@ def encoded(
 ) -> DataFrame:
     """Add the arrays of an encoding to a DataFrame; nothing is computed until its rows are asked for.
 
-    Args:
-        df: any DataFrame that has the columns.
-        encoding: fitted.
-        outputs: name of the new column by name of an array; others are left out.
-        keep: columns to keep; all by default.
-
-    Raises:
-        DataError: if a column is missing or of another type than in the fit.
+    ``outputs`` is the name of the new column by name of an array, others are left out; ``keep`` is all
+    columns by default. DataError is raised for a column that is missing or of another type than in the fit.
     """
     chosen = {name: outputs[name] for name in encoding.outputs if outputs.get(name)}
     values = arguments(df, encoding)
