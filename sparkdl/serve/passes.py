@@ -39,13 +39,10 @@ class Passes:
 
 
 def cut(columns: Sequence[Array], size: int, *, padded: bool) -> Passes:
-    """Cut rows into passes of at most ``size`` rows.
+    """Cut rows, those of arrays of objects differing in length, into passes of at most ``size`` rows.
 
-    Args:
-        columns: arrays with all rows; those of objects have rows that differ in length.
-        size: most rows of a pass.
-        padded: whether rows that differ in length may share a pass, for the module passes over what fills
-            shorter ones up. Then neighbours are of similar length, else of the same.
+    With ``padded``, rows that differ in length may share a pass, for the module passes over what fills
+    shorter ones up. Then neighbours are of similar length, else of the same.
     """
     count = len(columns[0])
     lengths = [np.array([len(row) for row in a]) for a in columns if a.dtype == object]

@@ -57,15 +57,9 @@ class ServedModel:
     It is called in two parts, so that a server can join the rows of several requests: :meth:`prepare` checks
     rows and names the one at fault, :meth:`run` computes. ML vectors are lists of doubles; those of a sparse
     column may be structs with indices and values, or what Spark makes of them. Rows that differ in length
-    share a forward pass if the module has an ``attention_mask``, else those of one length do.
-
-    Args:
-        model: a fitted model; its module stays as it is, and its weights are shared.
-        version: tells models apart that are served one after the other.
-
-    Attributes:
-        encoding: what becomes of a table's columns; ``None`` where the module gets arrays as they are.
-        outputs: the columns of a result.
+    share a forward pass if the module has an ``attention_mask``, else those of one length do. A module stays
+    as it is, its weights are shared, and ``version`` tells models apart that are served one after the other.
+    ``encoding`` is ``None`` where the module gets arrays as they are.
     """
 
     def __init__(self, model: Any, *, version: str = "") -> None:
@@ -98,16 +92,9 @@ class ServedModel:
     ) -> ServedModel:
         """Read what ``model.save(path)`` wrote; nothing is unpickled.
 
-        Args:
-            path: folder, or URL of one that fsspec can open.
-            trust: packages, modules or classes that the model may name besides those of torch, torchmetrics
-                and sparkdl.
-            quantize: whether to compute with 8-bit integers; by default as the model's Param says.
-
-        Raises:
-            ConfigError: if there is no complete model that this version can read, or it needs a pickle, or
-                names code that is not trusted.
-            ModelError: if the module cannot be built, or the weights do not fit it.
+        ``trust`` and ``quantize`` are as of :meth:`sparkdl.serve.Predictor.load`. Raises ConfigError if there
+        is no complete model that this version can read, or it needs a pickle, or names code that is not
+        trusted; ModelError if the module cannot be built, or the weights do not fit it.
         """
         model, version = read_fitted(path, trust=trust)
         if quantize is not None:
@@ -124,12 +111,8 @@ class ServedModel:
     def after_changes(self, path: str) -> ServedModel | None:
         """Return the model with the changes that were published since; this one stays as it is.
 
-        Returns:
-            ``None`` if changes alone do not lead to what is there now: it must be read as a whole.
-
-        Raises:
-            ConfigError: if what is there cannot be read.
-            ModelError: if the changes do not fit the module.
+        It is ``None`` if changes alone do not lead to what is there now: it must be read as a whole. Raises
+        ConfigError if that cannot be read, ModelError if the changes do not fit.
         """
         if self._whole is None:
             return None
@@ -166,11 +149,7 @@ class ServedModel:
         return self._plans
 
     def prepare(self, table: pa.Table) -> ModuleInputs:
-        """Check rows and convert them.
-
-        Args:
-            table: has the columns; others are passed over. Dates may be texts in ISO 8601.
-        """
+        """Check rows, of which columns not known are passed over, and convert them; dates may be ISO 8601."""
         names = tuple(self.columns)
         for name in names:
             if name not in table.column_names:

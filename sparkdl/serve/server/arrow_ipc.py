@@ -20,9 +20,8 @@ _DEEPEST = 16
 def read_table(body: bytes, max_rows: int) -> pa.Table:
     """Read a stream.
 
-    Raises:
-        DataError: if it is no such stream, has compressed buffers, more rows, or columns of types that may
-            stand for more values than were sent.
+    DataError if it is none, has compressed buffers, more rows, or columns of types that may stand for more
+    values than were sent.
     """
     try:
         return _read(body, max_rows)

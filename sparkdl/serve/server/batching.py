@@ -44,15 +44,8 @@ class Batcher:
 
     A free thread begins at once, or waits ``wait`` seconds after a request came for others to join it. While
     all threads compute, requests gather by themselves. Requests for different versions of a model never share
-    a pass, so a new version needs no pause.
-
-    Args:
-        threads: how many; each uses one copy of the model and ``torch_threads`` torch threads.
-        torch_threads: of each.
-        max_rows: most rows of a pass.
-        max_queue: most rows in the queue.
-        wait: seconds.
-        observe: is told of each pass.
+    a pass, so a new version needs no pause. A pass has at most ``max_rows``, the queue ``max_queue`` rows;
+    each thread has its copy of the model.
     """
 
     def __init__(
@@ -79,11 +72,7 @@ class Batcher:
             thread.start()
 
     def submit(self, group: SessionGroup, rows: Any) -> Future[pa.Table]:
-        """Put a request in the queue; its future gets the result.
-
-        Raises:
-            Full: if the queue has no room.
-        """
+        """Put a request in the queue; its future gets the result; raises Full if the queue has no room."""
         waiting = _Waiting(group, rows, Future())
         with self._changed:
             if self._closing or self.rows_waiting + len(rows) > self._max_queue:

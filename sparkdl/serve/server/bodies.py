@@ -16,11 +16,7 @@ _TIMES = 8
 class Refused(Exception):  # noqa: N818 -- an answer, not a failure
     """A body that is not read, with the answer.
 
-    Args:
-        status: of HTTP.
-        code: a word that stays the same.
-        message: for the client's author.
-        retry_after: seconds after which it may work.
+    ``code`` is a word that stays the same, ``message`` for the client's author, ``retry_after`` in seconds.
     """
 
     def __init__(self, status: int, code: str, message: str, retry_after: int | None = None) -> None:
@@ -43,10 +39,7 @@ class Bodies:
 
     Bytes count when they arrive, not when a header announces them. Where there is no room for more, the
     longest body that is not complete makes room: who sends much and slowly keeps out nobody who sends little.
-
-    Args:
-        max_body: most bytes of one.
-        timeout: seconds for one.
+    A body may have ``max_body`` bytes, and ``timeout`` seconds.
     """
 
     def __init__(self, max_body: int, timeout: float) -> None:
@@ -63,8 +56,7 @@ class Bodies:
     async def read(self, request: Request) -> AsyncIterator[bytes]:
         """Read a request's body; its bytes count until the end of ``with``.
 
-        Raises:
-            Refused: if it is too long, too slow, encoded, or the server holds too many.
+        Raises Refused if it is too long, too slow, encoded, or the server holds too many.
         """
         if request.headers.get("content-encoding", "identity").lower() != "identity":
             raise Refused(415, "encoding", "send the body without Content-Encoding")

@@ -41,13 +41,11 @@ _PIPELINED_MOST = 1.0  # none of them waits longer, however many have asked and 
 def connections(limit: int, seconds: float, tls: ssl.SSLContext | None = None) -> type[asyncio.Protocol]:
     """Return a class of connections for uvicorn's option ``http``.
 
-    Args:
-        limit: most connections, from ``accept`` on. One more closes one of those that wait for their client:
-            first those that have had no answer yet, and of these the one that waits longest. If none waits,
-            the new one is closed.
-        seconds: that a client has for the TLS handshake, for the header of a request, from the connection's
-            start or the header's first byte, and for reading the next bytes of an answer.
-        tls: with it, connections begin with a handshake. uvicorn's own handshake comes before it counts.
+    From ``accept`` on there are ``limit`` at most. One more closes one of those that wait for their client:
+    first those that have had no answer yet, and of these the one that waits longest. If none waits, the new
+    one is closed. A client has ``seconds`` for the TLS handshake, for the header of a request, from the
+    connection's start or the header's first byte, and for reading the next bytes of an answer. With ``tls``,
+    connections begin with a handshake; uvicorn's own comes before it counts.
     """
     strangers: dict[Any, None] = {}
     known: dict[Any, None] = {}  # have had an answer; both in the order in which the clients' turns began

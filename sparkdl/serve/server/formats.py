@@ -41,11 +41,7 @@ def is_known(media_type: str) -> bool:
 
 
 def read(media_type: str, body: bytes, limits: Limits) -> tuple[pa.Table, str, Write]:
-    """Read the body of a request.
-
-    Returns:
-        The rows, and media type and writer of an answer in the same form.
-    """
+    """Read a request's body; return the rows, and media type and writer of an answer in the same form."""
     if _plain(media_type) == JSON:
         columns, write = _read_json(body, limits)
         found = columns.keys()

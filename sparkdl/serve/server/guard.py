@@ -21,14 +21,8 @@ class Guard:
 
     A server without a token listens at this machine's own addresses, or was told to let anyone in. At its own
     addresses it answers only to their names: a page in a browser that calls it by another name, which its
-    author has pointed at 127.0.0.1, is turned away.
-
-    Args:
-        app: gets the requests that pass.
-        token: what clients must have, if anything.
-        local: whether to answer to names of this machine alone.
-        longest_header: most bytes of a request's line and header. h11 has a limit for what has not come as a
-            whole; this one holds however it came.
+    author has pointed at 127.0.0.1, is turned away. ``longest_header`` counts a request's line and header:
+    h11 has a limit for what has not come as a whole; this one holds however it came.
     """
 
     def __init__(self, app: ASGIApp, token: str | None, *, local: bool, longest_header: int) -> None:
@@ -70,14 +64,9 @@ class Guard:
 def error(
     status: int, code: str, message: str, *, retry_after: int | None = None, close: bool = False
 ) -> JSONResponse:
-    """Return an error as JSON.
+    """Return an error as JSON; ``code`` stays the same, ``message`` is for the client's author.
 
-    Args:
-        status: of HTTP.
-        code: a word that stays the same.
-        message: for the client's author.
-        retry_after: seconds after which it may work.
-        close: whether the connection ends with it, for the body was not read.
+    ``close`` ends the connection, for the body was not read; ``retry_after`` is in seconds.
     """
     headers = {} if retry_after is None else {"Retry-After": str(retry_after)}
     if close:

@@ -35,17 +35,7 @@ _OTHER_FILES = 256
 
 
 class Server:
-    """A server of one saved model.
-
-    Args:
-        path: where the model was saved.
-        options: address, limits and the like.
-        trust: names that the model may use, as of :meth:`sparkdl.serve.Predictor.load`.
-        quantize: whether to compute with 8-bit integers; by default as the model's Param says.
-
-    Raises:
-        SparkdlError: if there is no model that can be read.
-    """
+    """A server of one saved model; raises SparkdlError if there is no model that can be read."""
 
     def __init__(
         self,
@@ -74,8 +64,7 @@ class Server:
     async def serve(self) -> None:
         """Serve until a signal, or :meth:`stop`; then finish what was accepted.
 
-        Raises:
-            ConfigError: if the address cannot be listened at.
+        Raises ConfigError if the address cannot be listened at.
         """
         try:
             await self._uvicorn.serve()

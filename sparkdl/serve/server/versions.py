@@ -28,18 +28,10 @@ class Versions:
     """Holds the version that is served, and puts another in its place once that is complete.
 
     A request belongs to the version that was served when it was read. Its rows are checked and computed by
-    that version, which goes when the last such request has its answer. So no request meets a server without
-    a model, or two models.
-
-    Args:
-        path: where the model was saved; a save that replaces it makes a new version.
-        copies: how many.
-        trust: names that the model may use, as of :meth:`sparkdl.serve.Predictor.load`.
-        quantize: as of :meth:`sparkdl.serve.served.ServedModel.load`.
-        note: is told ``done`` or ``failed`` and the version that is served, after each attempt to replace it.
-
-    Raises:
-        SparkdlError: if there is no model that can be read.
+    that version, which goes when the last such request has its answer. So no request meets a server without a
+    model, or two models. A save that replaces the one at ``path`` makes a new version; ``note`` is told
+    ``done`` or ``failed`` and the version that is served, after each attempt. Raises SparkdlError if there is
+    no model that can be read.
     """
 
     def __init__(
