@@ -39,12 +39,9 @@ _ROW_DTYPES = (torch.float16, torch.float32, torch.float64)
 def changed_tensors(module: nn.Module, since: int) -> tuple[dict[str, Tensor], dict[str, str]] | None:
     """Return what a module's ``state_dict`` has, but of embedding variables only what has changed.
 
-    Returns:
-        Tensors by name, and for names that were left out the one that stands for them. ``None`` if it cannot
-        be told what has changed: the rows came from a file, or more ids were evicted than are remembered.
-
-    Raises:
-        ConfigError: if the state_dict holds something that cannot be saved as plain tensors.
+    The dict beside the tensors has for names that were left out the one that stands for them. ``None`` if it
+    cannot be told what has changed: the rows came from a file, or more ids were evicted than are remembered.
+    Raises ConfigError if the state_dict holds something that cannot be saved as plain tensors.
     """
     variables = embedding_variables(module)
     parts = {name: variable.store.changed(since) for name, variable in variables.items()}
@@ -108,9 +105,7 @@ def apply_changes(module: nn.Module, data: bytes, at: int) -> int:
 def apply_known(module: nn.Module, data: bytes, about: About) -> None:
     """Make changes whose place in a chain has been checked.
 
-    Raises:
-        ConfigError: if the file is no safetensors file.
-        ModelError: naming what does not fit the module; nothing is changed then.
+    Raises ConfigError for no safetensors file, ModelError naming what does not fit; nothing is changed then.
     """
     try:
         tensors = load(data)
@@ -125,8 +120,7 @@ def apply_known(module: nn.Module, data: bytes, about: About) -> None:
 def apply_tensors(module: nn.Module, tensors: Mapping[str, Tensor], *, since: int, until: int) -> None:
     """Make the changes that tensors of :func:`changed_tensors` tell.
 
-    Raises:
-        ModelError: naming what does not fit the module; nothing is changed then.
+    Raises ModelError naming what does not fit; nothing is changed then.
     """
     variables = embedding_variables(module)
     kept = row_names(module)

@@ -53,28 +53,20 @@ class Content:
 
 
 def describe(content: Content, allow_pickle: bool) -> tuple[dict[str, Any], bytes | None]:
-    """Describe a content as JSON, apart from its weights.
+    """Describe a content as JSON, apart from its weights; pickle what JSON cannot hold if that is allowed.
 
-    Args:
-        content: what to write.
-        allow_pickle: whether values that JSON cannot hold may be pickled.
+    The entry of the metadata is::
 
-    Returns:
-        The metadata's entry, and the pickle if one is needed::
+        {"format": 3, "version": "0.1.0",
+         "module": {"source": {"path": ..., "arguments": ...}, "frozen": [...], "signature": ...},
+         "attributes": {"loss": ...},
+         "pickled": ["optimizer"],
+         "identity": {"run": ..., ...},                    only with a module
+         "table": {"encoding": ..., "labels": [...]}}      only of a model of a table, or of text labels
 
-            {"format": 3, "version": "0.1.0",
-             "module": {"source": {"path": ..., "arguments": ...}, "frozen": [...], "signature": ...},
-             "attributes": {"loss": ...},
-             "pickled": ["optimizer"],
-             "identity": {"run": ..., ...},                    only with a module
-             "table": {"encoding": ..., "labels": [...]}}      only of a model of a table, or of text labels
-
-        To these Spark's side adds "hyper", the names of Params that stand for a factory's arguments, and
-        :func:`sparkdl.saved.metadata.seal` the checksums.
-
-    Raises:
-        ConfigError: naming the value that cannot be written.
-        SerializationError: if it cannot be pickled either.
+    To these Spark's side adds "hyper", the names of Params that stand for a factory's arguments, and
+    :func:`sparkdl.saved.metadata.seal` the checksums. ConfigError names the value that cannot be written,
+    SerializationError one that cannot be pickled either.
     """
     pickled: dict[str, Any] = {}
     described: dict[str, Any] | None = None
@@ -134,17 +126,10 @@ def build(
 ) -> Content:
     """Make a module from its description; the reverse of :func:`describe`.
 
-    Args:
-        info: the metadata's entry.
-        path: for errors.
-        pieces: of the weights, the header first; not asked for where there is no module.
-        code: pieces of the pickle, which may be read; not asked for where there is none.
-        trust: names that the description may use beside the listed ones.
-
-    Raises:
-        ConfigError: if the description or the weights cannot be read, are not what was written, or it names
-            what may not be named.
-        ModelError: if the module cannot be built, or the weights do not fit it.
+    ``pieces`` are of the weights, the header first; they and ``code``, pieces of the pickle, are not asked
+    for where there is no module, or pickle. Raises ConfigError if the description or weights cannot be read,
+    are not what was written, or it names what may not be named; ModelError if the module cannot be built, or
+    weights do not fit.
     """
     digests = info.get(SHA256)
     try:

@@ -76,8 +76,7 @@ class Identity:
     def parse(cls, found: Any) -> Self | None:
         """Read it from an artefact; ``None`` if an earlier release has written none.
 
-        Raises:
-            TypeError, ValueError, LookupError: if it is something else.
+        Raises TypeError, ValueError or LookupError if it is something else.
         """
         if found is None:
             return None

@@ -21,17 +21,12 @@ _CLASSES = (nn.Module, torch.optim.Optimizer, LRScheduler)
 
 
 def find(path: str, trust: Trust | None = None) -> Any:
-    """Import a class or function by its path.
+    """Import a class or function by its path, as in ``"torch.nn.modules.linear:Linear"``.
 
-    Args:
-        path: as in ``"torch.nn.modules.linear:Linear"``.
-        trust: names that may be imported, for a path that was read from a file. ``None`` for a path that the
-            caller gives.
-
-    Raises:
-        ConfigError: if ``trust`` does not admit the path, which is then not imported. If there is nothing
-            there. If it is not listed, and neither the class of a module, optimizer or schedule, nor a
-            function whose return annotation is one or a tensor.
+    ``trust`` says what may be imported for a path from a file; ``None`` if the caller gives it. Raises
+    ConfigError if it does not admit the path, which is then not imported; if nothing is there; if it is not
+    listed, and neither the class of a module, optimizer or schedule, nor a function whose return annotation
+    is one or a tensor.
     """
     split(path)  # checks that it is one
     path = current(path)

@@ -32,10 +32,9 @@ P = TypeVar("P", bound=StreamPiece)
 
 
 def of_json(value: Any) -> str:
-    """Return the checksum of a value that came from JSON, whatever the order of names and the white space.
+    """Return the checksum of a value that came from JSON, in any order of names.
 
-    Raises:
-        RecursionError: if it is nested too deeply.
+    RecursionError if too deep.
     """
     return hashlib.sha256(json.dumps(value, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
@@ -68,14 +67,9 @@ class Hashed(Generic[P]):
 
 
 def joined(pieces: Iterable[StreamPiece], sha256: str | None) -> bytes:
-    """Return the bytes that were cut into pieces.
+    """Return the bytes that were cut into pieces, which may be in any order.
 
-    Args:
-        pieces: in any order.
-        sha256: checksum of the whole; ``None`` where there is none.
-
-    Raises:
-        ConfigError: if pieces are missing or overlap, or they are not what was written.
+    Raises ConfigError if pieces are missing or overlap, or they are not what was written.
     """
     found = {piece.offset: piece.data for piece in pieces}
     ends = {offset: offset + len(data) for offset, data in found.items()}

@@ -23,12 +23,7 @@ LONGEST_METADATA = 128 << 20
 def seal(metadata: Mapping[str, Any], digests: Mapping[str, str]) -> str:
     """Return metadata as JSON, with the checksums of the other files and its own.
 
-    Args:
-        metadata: Spark's, with our entry.
-        digests: SHA-256 of weights and code, where they were written.
-
-    Raises:
-        ConfigError: if it is longer than :func:`parse` reads.
+    ``metadata`` is Spark's, with our entry. Raises ConfigError if it is longer than :func:`parse` reads.
     """
     plain = json.loads(json.dumps(metadata))
     plain.setdefault(KEY, {})[SHA256] = dict(digests)

@@ -88,8 +88,7 @@ def read_model(
 def read_version(path: str) -> SavedVersion:
     """Return which version is there now; only the metadata is read, whose checksums are those of all files.
 
-    Raises:
-        ConfigError: if there is no complete model that this version can read.
+    Raises ConfigError if there is no complete model that this version can read.
     """
     folder = _Folder(str(path))
     metadata = folder.metadata()
@@ -100,12 +99,8 @@ def read_version(path: str) -> SavedVersion:
 def changed_copy(path: str, module: nn.Module, before: SavedVersion) -> tuple[nn.Module, SavedVersion] | None:
     """Return a copy of a module that was read before, with the changes that were published since.
 
-    Returns:
-        The copy and its version; ``None`` if changes alone do not lead there, or nothing has changed.
-
-    Raises:
-        ConfigError: if what is there now cannot be read.
-        ModelError: if the changes do not fit the module.
+    It is ``None`` if changes alone do not lead there, or nothing has changed. Raises ConfigError if what is
+    there now cannot be read, ModelError if the changes do not fit.
     """
     folder = _Folder(str(path))
     metadata = folder.metadata()

@@ -53,12 +53,7 @@ def write_rows(
     per_file: int = ROWS_PER_FILE,
     about: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write the rows of tables; so many at a time are in memory.
-
-    Raises:
-        ConfigError: if the folder is not empty.
-        OSError: if a file cannot be written.
-    """
+    """Write the rows of tables, so many at a time in memory; ConfigError if the folder is not empty."""
     where = Path(folder)
     where.mkdir(parents=True, exist_ok=True)
     if any(where.iterdir()):

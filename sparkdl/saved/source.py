@@ -50,13 +50,9 @@ class ModuleSource:
     ) -> ModuleSource:
         """Describe a call of a class or function.
 
-        Args:
-            factory: module class, function with a return annotation, or a partial of either.
-            arguments: keyword arguments; those of a partial are kept where these do not replace them.
-                Modules among them are kept as descriptions, so that each :meth:`build` makes new ones.
-
-        Raises:
-            ConfigError: if ``factory`` cannot be imported again, or an argument cannot be written.
+        Arguments of a partial are kept where ``arguments`` do not replace them. Modules among them are kept
+        as descriptions, so that each :meth:`build` makes new ones. Raises ConfigError if ``factory`` cannot
+        be imported again, or an argument cannot be written.
         """
         merged: dict[str, Any] = {}
         while isinstance(factory, partial):
@@ -79,15 +75,10 @@ class ModuleSource:
     def infer(cls, module: nn.Module, *, exact: bool = False) -> ModuleSource:
         """Describe an instance by its class and the attributes named like constructor arguments.
 
-        A second module is built from the description. It must have the same submodules, parameters,
-        buffers and other attributes; values of parameters and buffers are not compared.
-
-        Args:
-            module: the instance. Sequences and lists of such modules may be nested.
-            exact: whether values of parameters and buffers must be the same too.
-
-        Raises:
-            ConfigError: saying why the description does not give the same module.
+        A second module is built from the description. It must have the same submodules, parameters, buffers
+        and other attributes; values of parameters and buffers are not compared. With ``exact``, values of
+        parameters and buffers must be the same too. Sequences and lists of such modules may be nested. Raises
+        ConfigError saying why the description does not give the same module.
         """
         source = _describe(module)
         _check_same(module, source, exact)
@@ -96,10 +87,8 @@ class ModuleSource:
     def build(self) -> nn.Module:
         """Import the class or function and call it.
 
-        Raises:
-            ConfigError: if it cannot be imported, or is neither a module's class nor a function that
-                is annotated to return one.
-            ModelError: if the call fails, or returns something other than a module.
+        Raises ConfigError if it cannot be imported, or is neither a module's class nor a function annotated
+        to return one; ModelError if the call fails, or returns no module.
         """
         built = _call(self.path, self.arguments)
         if not isinstance(built, nn.Module):
@@ -150,25 +139,16 @@ def sequential(**layers: nn.Module) -> nn.Sequential:
 
 
 def encode(value: Any, what: str = "value") -> Any:
-    """Return a value as JSON values.
+    """Return a value as JSON values; ConfigError names the entry of ``what`` that cannot be written.
 
-    Args:
-        value: numbers, strings, ``None``, lists, tuples, dicts, dtypes, small tensors, importable classes
-            and functions, partials of these, modules without trained values, and sparkdl's options.
-        what: its name in errors.
-
-    Raises:
-        ConfigError: naming the entry that cannot be written.
+    It may be numbers, strings, ``None``, lists, tuples, dicts, dtypes, small tensors, importable classes and
+    functions, partials of these, modules without trained values, and sparkdl's options.
     """
     return values.write(value, what, _encode_code)
 
 
 def decode(value: Any, trust: Trust = LISTED_ONLY) -> Any:
-    """Return the value from which :func:`encode` made this.
-
-    Raises:
-        ConfigError: if :func:`encode` cannot have made it, or ``trust`` does not admit a name in it.
-    """
+    """Return what :func:`encode` made this of; ConfigError if it cannot have, or if a name is not trusted."""
     return _Reading(trust, build=True).value(value)
 
 

@@ -32,15 +32,10 @@ class Trust:
 
     @classmethod
     def of(cls, entries: Entry | Iterable[Entry] = (), *, everything: bool = False) -> Trust:
-        """Return a trust in the names that the caller gives.
+        """Return a trust in the names that the caller gives, commas in a string separating several.
 
-        Args:
-            entries: several of what ``trust=`` takes, or one; commas in a string separate several, too.
-            everything: see the class.
-
-        Raises:
-            ConfigError: if an entry is none, or is a whole package that nobody should trust with arguments
-                from a file, such as ``os``.
+        Raises ConfigError if an entry is none, or is a whole package that nobody should trust with arguments
+        from a file, such as ``os``.
         """
         if isinstance(entries, str) or callable(entries):
             entries = [entries]

@@ -34,12 +34,10 @@ Reader = Callable[[dict[str, Any]], Any]
 
 
 def write(value: Any, what: str, other: Writer) -> Any:
-    """Return a value as JSON values.
+    """Return a value as JSON values; ``other`` writes values of types beside those of JSON.
 
-    Args:
-        value: numbers, strings, ``None``, lists, tuples, dicts, dtypes and small tensors.
-        what: its name in errors.
-        other: writes values of other types.
+    Those are numbers, strings, ``None``, lists, tuples, dicts, and dtypes and small tensors. ``what`` is its
+    name in errors.
     """
     if isinstance(value, np.generic):
         value = value.item()

@@ -63,8 +63,7 @@ class Chunk:
 def write(module: nn.Module, chunk_bytes: int = CHUNK_BYTES) -> Iterator[Chunk]:
     """Cut a module's parameters and buffers into pieces: the header, then at most ``chunk_bytes`` each.
 
-    Raises:
-        ConfigError: if the state_dict holds something other than dense tensors.
+    Raises ConfigError if the state_dict holds something other than dense tensors.
     """
     kept, aliases = unique_tensors(module)
     kept = dict(sorted(kept.items(), key=lambda item: (-item[1].element_size(), item[0])))  # aligned
@@ -123,12 +122,9 @@ class _Place:
 class StreamReader:
     """Puts a stream back together, its pieces in any order.
 
-    Tensors and pieces must both cover the file exactly, without holes and overlaps: the result is
-    always the written bytes, never uninitialised memory.
-
-    Attributes:
-        tensors: the tensors by name, when :meth:`finish` has returned.
-        aliases: name of a tied tensor, and the one in ``tensors`` that stands for it.
+    Tensors and pieces must both cover the file exactly, without holes and overlaps: the result is always the
+    written bytes, never uninitialised memory. ``tensors`` holds them by name when :meth:`finish` has
+    returned; ``aliases`` names a tied one, and the one that stands for it.
     """
 
     def __init__(self, header: bytes) -> None:
@@ -167,9 +163,7 @@ class StreamReader:
     def finish(self, sha256: str | None = None) -> dict[str, torch.Tensor]:
         """Return the tensors by name, without the tied ones that another stands for.
 
-        Args:
-            sha256: checksum of the whole file, as :class:`sparkdl.saved.integrity.Hashed` makes it;
-                ``None`` where there is none.
+        ``sha256`` is the whole file's, as :class:`sparkdl.saved.integrity.Hashed` makes it, if there is one.
         """
         missing = self._end - sum(end - begin for begin, end in self._pieces.items())
         if missing > 0:
@@ -245,13 +239,9 @@ def check_fit(module: nn.Module, tensors: Mapping[str, torch.Tensor], aliases: M
 def restore(module: nn.Module, tensors: Mapping[str, torch.Tensor], aliases: Mapping[str, str]) -> None:
     """Give a module the tensors of a file, with their dtype and without copying them.
 
-    Args:
-        module: built like the one that was written; tensors that are tied in it stay so.
-        tensors: as :meth:`Reader.finish` returns them.
-        aliases: names that were left out, with the names of the same tensors that were not.
-
-    Raises:
-        ModelError: naming what does not fit; nothing is changed then.
+    The module is built like the one that was written; tensors that are tied in it stay so. ``aliases`` are
+    names left out, with those of the same tensors that were not. ModelError names what does not fit; nothing
+    is changed then.
     """
     check_fit(module, tensors, aliases)
     found, own = _with_tied(tensors, aliases), _own(module)
@@ -297,11 +287,7 @@ def place(name: str, tensor: torch.Tensor) -> object:
 
 
 def unique_tensors(module: nn.Module) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
-    """Return the tensors of a state_dict; tensors that share memory appear once.
-
-    Returns:
-        The tensors by name, and for the names that were left out the one that stands for them.
-    """
+    """Return a state_dict's tensors, those that share memory once, and for other names the one that stays."""
     kept: dict[str, torch.Tensor] = {}
     aliases: dict[str, str] = {}
     first: dict[object, str] = {}
