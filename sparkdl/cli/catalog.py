@@ -55,13 +55,7 @@ class CatalogTable:
 
 @contextmanager
 def opened(name: str, master: str | None, conf: Mapping[str, str]) -> Iterator[CatalogTable]:
-    """Open a table in the session that is there, or in one that ends with it.
-
-    Args:
-        name: the table's.
-        master: of a session that is made; by default what Spark's own confs say.
-        conf: Spark confs of a session that is made.
-    """
+    """Open a table in the session that is there, or in one with ``conf`` that ends with it."""
     from pyspark.errors import PySparkException
     from pyspark.sql import SparkSession
 

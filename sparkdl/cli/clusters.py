@@ -40,10 +40,8 @@ def is_one_process(master: str) -> bool:
 def defaults(master: str, site: Mapping[str, str]) -> dict[str, str]:
     """Return the confs that a job on this master starts with.
 
-    Args:
-        master: Spark master.
-        site: what the installation's ``spark-defaults.conf`` says. It wins, except over the confs that
-            :func:`sparkdl.session.builder` sets in any case.
+    ``site`` is what the installation's ``spark-defaults.conf`` says. It wins, except over the confs that
+    :func:`sparkdl.session.builder` sets in any case.
     """
     found = properties.read(CONF / f"{kind_of(master)}.conf")
     found.pop("spark.master", None)

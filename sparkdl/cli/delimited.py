@@ -51,10 +51,8 @@ def is_csv(path: str) -> bool:
 def open_csv(path: str) -> tuple[ds.Dataset, Csv]:
     """Open CSV files, and look through all of their values.
 
-    Raises:
-        DataError: if the first line does not name the columns.
-        OSError: if there is no such file.
-        pa.ArrowInvalid: if a line cannot be read.
+    Raises DataError if the first line does not name the columns, OSError if there is no such file,
+    pa.ArrowInvalid if a line cannot be read.
     """
     files = ds.dataset(path, format="csv", schema=pa.schema([]))
     with files.filesystem.open_input_stream(files.files[0]) as file:

@@ -25,19 +25,9 @@ _UNFIT = (
 
 
 class Files:
-    """A file or folder of Parquet or CSV.
+    """A file or folder of Parquet or CSV, or an address that pyarrow opens; ConfigError if there is none.
 
-    Args:
-        path: file, folder, or an address that pyarrow opens.
-
-    Attributes:
-        name: the path.
-        address: as Spark will read it.
-        kinds: the type of each column.
-        csv: how CSV files are to be read; ``None`` for Parquet.
-
-    Raises:
-        ConfigError: if the path holds no such file.
+    ``address`` is as Spark will read it, ``csv`` how CSV files are to be read, ``None`` for Parquet.
     """
 
     def __init__(self, path: str) -> None:

@@ -141,14 +141,9 @@ def starter(
     nulls: bool = False,
     conf: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
-    """Return the files by name.
+    """Return the files by name; ``table`` is what to learn from, ``None`` for rows that the script makes up.
 
-    Args:
-        table: what to learn from; ``None`` for rows that the script makes up.
-        cluster: one of :data:`sparkdl.cli.clusters.KINDS`.
-        master: the cluster's address; an example of one by default.
-        nulls: whether to leave out rows with nulls.
-        conf: Spark confs of the job.
+    ``master`` is the cluster's address, an example of one by default; ``nulls`` leaves out rows with nulls.
     """
     master = master or templates.MASTERS.get(cluster, "local[*]" if cluster == "local" else cluster)
     title = "Train a classifier of made-up points"

@@ -17,12 +17,9 @@ _IN_A_ROW_S = 10.0  # a script goes on after a fit, and the next one may be inte
 class Child:
     """Runs one process after the other, each on this process's own streams.
 
-    Args:
-        alone: whether each gets a process group of its own. What it leaves running ends with it, so that the
-            next one finds no files in use. It cannot read from a terminal then.
-
-    Attributes:
-        stopped: whether a signal came that asks this process to end.
+    With ``alone`` each has a process group of its own: what it leaves running ends with it, so that the next
+    one finds no files in use; it cannot read from a terminal then. ``stopped`` tells that a signal asks this
+    process to end.
     """
 
     def __init__(self, *, alone: bool = False) -> None:

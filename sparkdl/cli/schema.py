@@ -47,20 +47,13 @@ def read_table(
     nulls: bool = False,
     in_place: bool = False,
 ) -> Table:
-    """Look at a file or folder of Parquet or CSV.
+    """Look at a file, folder or address of Parquet or CSV.
 
-    Args:
-        path: file, folder, or an address that pyarrow opens.
-        label: column to predict.
-        features: columns to learn from; by default all others of such types.
-        task: by default classification where the label is text, boolean or a whole number with few values.
-        nulls: whether rows with nulls will be left out, so that nulls in the label are no error.
-        in_place: whether rows stay in their files, where only numbers can be learned from: Parquet, and
-            classes are numbers from 0.
-
-    Raises:
-        ConfigError: if the path holds no such file.
-        DataError: naming the column that is missing or cannot be used, or a label with nulls.
+    By default all other columns of such types are features, and the task is classification where the label is
+    text, boolean or a whole number with few values. With ``nulls``, rows with nulls will be left out, so that
+    nulls in the label are no error; with ``in_place``, rows stay in their files, where only numbers can be
+    learned from: Parquet, and classes are numbers from 0. Raises ConfigError if there is no such file,
+    DataError for a bad column or a label with nulls.
     """
     files = Files(path)
     if in_place and files.csv is not None:

@@ -78,10 +78,7 @@ def has_bytecode(package: str) -> bool:
 
 
 def openmp_library() -> str:
-    """Return the library whose parallel regions torch enters; torch must be loaded.
-
-    Runs in tasks, too.
-    """
+    """Return the library whose parallel regions torch, already loaded, enters; runs in tasks, too."""
     import ctypes
 
     try:

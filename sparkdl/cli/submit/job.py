@@ -76,10 +76,8 @@ _TYPES: dict[str, Any] = {
 def read_job_file(path: Path) -> dict[str, Any]:
     """Read a job file: the attributes of :class:`Job`, with ``-`` for ``_``.
 
-    ``conf`` and ``resources`` are tables. Paths are relative to the file.
-
-    Raises:
-        ConfigError: naming the key that is unknown or has a value of another type.
+    ``conf`` and ``resources`` are tables. Paths are relative to the file. Raises ConfigError naming the key
+    that is unknown or has a value of another type.
     """
     try:
         table = tomllib.loads(path.read_bytes().decode("utf-8-sig"))

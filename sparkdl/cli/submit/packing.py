@@ -54,10 +54,9 @@ def _sources(folder: Path, above: tuple[Path, ...]) -> Iterator[Path]:
 
 
 def check_archive(env: str) -> None:
-    """Look at what is given as environment; addresses such as ``hdfs://`` are left to Spark.
+    """Look at what is given as environment, unless it is an address, which is left to Spark.
 
-    Raises:
-        ConfigError: if it is not there, or is no archive of a kind that Spark unpacks.
+    Raises ConfigError if it is not there, or is no archive of a kind that Spark unpacks.
     """
     if "://" in env:
         return
@@ -75,8 +74,7 @@ def check_archive(env: str) -> None:
 def check_name(path: str) -> None:
     """Check that Spark takes a path in a list of files for one file.
 
-    Raises:
-        ConfigError: if it has a comma, which separates files, or ``#``, which begins the name of a folder.
+    Raises ConfigError if it has a comma, which separates files, or ``#``, which begins the name of a folder.
     """
     for character in (c for c in ",#" if c in path):
         raise _error(
@@ -86,10 +84,9 @@ def check_name(path: str) -> None:
 
 
 def packed_path(prefix: Path) -> Path:
-    """Return where the archive of an environment belongs: its name changes with what is installed.
+    """Return where an environment's archive belongs: its name changes with what is installed.
 
-    Raises:
-        ConfigError: if it cannot be packed: it is not a virtual environment, or has editable packages.
+    Raises ConfigError if it is not a virtual environment, or has editable packages.
     """
     if (prefix / "conda-meta").is_dir():
         raise _error(

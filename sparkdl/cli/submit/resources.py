@@ -69,11 +69,7 @@ _CONFS = {
 
 
 def read(table: Mapping[str, Any], where: str) -> dict[str, str | int | float]:
-    """Return the amounts in a table of TOML.
-
-    Raises:
-        ConfigError: naming the key that is unknown or has a value that cannot be.
-    """
+    """Return the amounts in a table of TOML; ConfigError names a key that is unknown or has a bad value."""
     found: dict[str, str | int | float] = {}
     for key, value in _flat(table):
         if key not in _KEYS:
@@ -109,11 +105,7 @@ def _check(found: Amounts, where: str) -> None:
 
 
 def confs(amounts: Amounts, master: str, given: Mapping[str, str]) -> dict[str, str]:
-    """Return amounts as Spark confs.
-
-    Raises:
-        ConfigError: if this kind of master knows no such amount, or needs another one besides.
-    """
+    """Return amounts as Spark confs; ConfigError if this master knows no such amount, or needs another."""
     kind = kind_of(master)
     for key in amounts:
         reason = _refused(key, kind, master)

@@ -55,13 +55,7 @@ def delay(first: float, failures: int) -> float:
 
 
 def judge(status: int, note: Note, *, remote: bool = False) -> Verdict:
-    """Say what becomes of a job.
-
-    Args:
-        status: of spark-submit, 128 + n if signal n ended it.
-        note: what the driver said.
-        remote: whether the driver ran in the cluster.
-    """
+    """Say what becomes of a job; ``status`` is spark-submit's, 128 + n if signal n ended it."""
     number = _signal(status)
     if status == 0 and (note.ended or not note.pid or not remote):
         return Verdict(False, "done")
@@ -93,16 +87,9 @@ def supervise(
     """Run attempts until one is the last, and return its exit status.
 
     An attempt that has written a checkpoint sets the count of failures back, as one that fails after YARN's
-    validity interval does.
-
-    Args:
-        attempt: runs one, and returns its exit status.
-        notes: where the drivers tell of themselves.
-        retries: failures in a row, without a new checkpoint between them, after which another one is tried.
-        first_delay: seconds before the second attempt.
-        pause: waits so many seconds.
-        stopped: whether the user has asked for the end.
-        remote: whether the drivers run in the cluster.
+    validity interval does. ``retries`` counts failures in a row, without a new checkpoint between them, after
+    which another one is tried; ``first_delay`` is seconds before the second attempt, ``remote`` whether
+    drivers run in the cluster.
     """
     notes.create()
     number, failures = 0, 0
