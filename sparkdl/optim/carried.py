@@ -75,10 +75,8 @@ def same(a: Any, b: Any) -> bool:
 class Carried:
     """The values of an optimizer that a step may change, besides the state of its tensors.
 
-    Args:
-        optimizer: just built.
-        groups: index of each of its parameter groups among all groups.
-        kept: as :meth:`changed` has returned it after the step before.
+    The optimizer is just built; ``groups`` are the index of each of its parameter groups among all groups,
+    ``kept`` is as :meth:`changed` has returned it after the step before.
     """
 
     def __init__(

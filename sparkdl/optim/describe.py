@@ -17,9 +17,8 @@ from sparkdl.wire.layout import ParamLayout, lay_out
 def describe_optimizer(spec: OptimizerSpec) -> dict[str, Any]:
     """Return, JSON-compatible, an optimizer's classes, groups and names of state.
 
-    Returns:
-        ``classes``: name of each optimizer's class; ``groups``: number of its parameter groups;
-        ``state``: per group of all optimizers, what it keeps after its first step.
+    ``classes`` are the optimizers', ``groups`` numbers of their groups; ``state`` is what each group of all
+    optimizers keeps after its first step.
     """
     parts = spec.parts
     return {

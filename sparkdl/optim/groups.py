@@ -106,11 +106,7 @@ def all_names(module: nn.Module) -> dict[str, list[str]]:
 
 
 def assign(matches: Sequence[Match], module: nn.Module, what: str) -> dict[int, int]:
-    """Find the first of several patterns that each parameter matches.
-
-    Returns:
-        The pattern's index by the parameter's id, without parameters that match none.
-    """
+    """Return the first of several patterns that each parameter matches, by its id, without those of none."""
     for match in matches:
         if not isinstance(match, str | re.Pattern) and not callable(match):
             raise ConfigError(f"{what}: found pattern {match!r:.100}; {_EXPECTED}")

@@ -44,16 +44,9 @@ def regularize(
     stop: int,
     used: NDArray[np.bool_],
 ) -> None:
-    """Add the penalties to the gradient of a shard, in place.
+    """Add the penalties, one per parameter group, to a shard's gradient, shape (stop - start,), in place.
 
-    Args:
-        gradient: the gradient of elements [start, stop), shape (stop - start,).
-        weights: these elements.
-        penalties: one for each parameter group.
-        layout: where the parameters are.
-        start: first element of the shard.
-        stop: one past its last element.
-        used: per parameter, whether it has a gradient; those without stay without.
+    ``used`` tells per parameter whether it has a gradient; those without stay without.
     """
     if not any(penalties):
         return

@@ -84,12 +84,7 @@ def joined(
 ) -> torch.Tensor:
     """Add late gradients of the update before to a gradient, in place; return those that wait now.
 
-    Args:
-        gradient: what is on time.
-        late: what is late.
-        before: what was late in the update before.
-        now: of which elements there is a gradient in this update; the others go on waiting.
-        decay: factor of late gradients.
+    ``now`` tells of which elements there is a gradient in this update; the others go on waiting.
     """
     gradient += torch.where(now, decay * before, 0.0)
     return torch.where(now, late, before)

@@ -41,11 +41,9 @@ def is_direct(value: Any) -> bool:
 
 
 def to_json(value: Any, add: Callable[[Array], str]) -> Any:
-    """Return a value as JSON.
+    """Return a value as JSON; plain numbers and strings stay, others become a dict of one entry.
 
-    Args:
-        value: the value; plain numbers and strings stay as they are, others become a dict of one entry.
-        add: takes an array, and returns its name.
+    ``add`` takes an array, and returns its name.
     """
     if isinstance(value, np.generic):
         return to_json(value.item(), add)

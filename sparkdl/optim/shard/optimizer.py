@@ -413,19 +413,10 @@ class UpdateRule:
     ) -> Reduction:
         """Update a shard in place: its weights, its gradient and the optimizer's state.
 
-        Args:
-            shard_optimizer: the optimizer on the shard, made from this rule's spec.
-            weights: the shard, shape (stop - start,).
-            gradient: its gradient, same shape; it is overwritten.
-            used: per parameter of the layout, whether it has a gradient.
-            hyper: see :meth:`ShardOptimizer.update`.
-            touched: see :meth:`ShardOptimizer.update`.
-            late: the part of the gradient that waits for the next update, same shape; ``None`` if no
-                gradient ever does.
-            draws: see :meth:`ShardOptimizer.update`.
-
-        Yields:
-            ``reductions`` times partial sums, and is sent their totals over all shards.
+        The gradient, shape (stop - start,), is overwritten. ``late`` is its part that waits for the next
+        update, same shape; ``None`` if no gradient ever does. ``used`` tells per parameter whether it has a
+        gradient; for the rest see :meth:`ShardOptimizer.update`. Yields ``reductions`` times partial sums,
+        and is sent their totals over all shards.
         """
         layout, start, stop = shard_optimizer.layout, shard_optimizer.start, shard_optimizer.stop
         if late is not None and self.staleness is not None:

@@ -60,13 +60,8 @@ def lazy_tables(
 ) -> list[int]:
     """Return the tables of which the next step may be given some rows alone.
 
-    Not those that have no state yet: the optimizer fills the state of all rows in its first step.
-
-    Args:
-        optimizer: of all weights.
-        tables: tables with a lazy optimizer, as indices of the layout.
-        hyper: see :meth:`ShardOptimizer.update`.
-        late: whether late gradients are kept beside the state of any optimizer.
+    Not those that have no state yet: the optimizer fills the state of all rows in its first step. ``late``
+    says whether late gradients are kept beside the state of any optimizer.
     """
     found = []
     for index in tables:

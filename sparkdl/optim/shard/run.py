@@ -124,12 +124,7 @@ def _equal(first: Any, second: Any) -> bool:
 
 
 def cut_states(states: Sequence[Frame], bounds: Sequence[tuple[int, int]]) -> list[Parts]:
-    """Cut the states of all shards for other shards.
-
-    Args:
-        states: frames from :meth:`ShardOptimizer.state_frame`, in the order of the shards.
-        bounds: [start, stop) of each new shard.
-    """
+    """Cut the states of all shards, in their order, for other shards, each of [start, stop) in ``bounds``."""
     runs = [run for state in states for run in read_runs(Shared(state))]
     return [pack_runs(list(cut_runs(runs, start, stop)), "the optimizer") for start, stop in bounds]
 

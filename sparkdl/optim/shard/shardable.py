@@ -62,12 +62,10 @@ def check_shardable(spec: OptimizerSpec) -> bool:
 def tried_optimizer(spec: OptimizerSpec, layout: ParamLayout) -> Shardability:
     """Find out what the step of an optimizer, or of each of several, needs to see at once.
 
-    It makes some steps on small tensors of random numbers: in shards that end anywhere; tensor by tensor;
-    all tensors together. The first that gives what torch gives with all of them will do. One that neither
-    torch nor this library brings is tried on shapes of the module's own tensors, too.
-
-    Raises:
-        OptimizerError: if it works in none of these ways.
+    It makes some steps on small tensors of random numbers: in shards that end anywhere; tensor by tensor; all
+    tensors together. The first that gives what torch gives with all of them will do. One that neither torch
+    nor this library brings is tried on shapes of the module's own tensors, too. Raises OptimizerError if it
+    works in none of these ways.
     """
     parts, stateful = [], []
     for part, groups in zip(spec.parts, spec.group_ranges, strict=True):
