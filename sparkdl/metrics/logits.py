@@ -25,12 +25,8 @@ class Logits:
     """Tells the outputs of a task's batches apart, and makes probabilities of logits where that is known.
 
     The metrics of a collection are told apart each by itself: some need probabilities, others do not.
-
-    Args:
-        known: names of metrics whose outputs are logits.
-
-    Attributes:
-        seen: by name of a metric, how many batches were from 0 to 1, and how many were not.
+    ``known`` are names of metrics whose outputs are logits; ``seen`` has, by name, how many batches were from
+    0 to 1, and how many not.
     """
 
     def __init__(self, known: Collection[str] = ()) -> None:

@@ -18,12 +18,7 @@ _OF_TORCHMETRICS = "torchmetrics."
 
 
 class Member:
-    """A metric, or several of a collection with one state.
-
-    Args:
-        name: the metric's own in its collection; empty for a metric that is in none.
-        metric: the metric, which is updated.
-    """
+    """A metric, which is updated, or several of a collection with one state; no name without a collection."""
 
     def __init__(self, name: str, metric: Metric) -> None:
         self.name, self.metric = name, metric

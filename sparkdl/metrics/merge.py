@@ -27,14 +27,10 @@ _PARTS = 3  # some metrics merge two parts, and no more
 
 
 def pack(metrics: Mapping[str, AnyMetric]) -> tuple[dict[str, Any], dict[str, Array]]:
-    """Return the states of metrics as the content of a frame.
+    """Return the states of metrics as the content of a frame; ConfigError names one that cannot travel.
 
-    Returns:
-        For each metric with states, by its path: how often it was updated, and per state -1 for a
-        tensor or the number of tensors in the list; and the arrays.
-
-    Raises:
-        ConfigError: naming metric and state that cannot travel.
+    For each metric with states, by its path: how often it was updated, and per state -1 for a tensor or the
+    number of tensors in the list; and the arrays.
     """
     table: dict[str, Any] = {}
     arrays: dict[str, Array] = {}
@@ -67,14 +63,10 @@ def pack(metrics: Mapping[str, AnyMetric]) -> tuple[dict[str, Any], dict[str, Ar
 
 
 def merge(metrics: Mapping[str, AnyMetric], parts: Sequence[Frame]) -> None:
-    """Give fresh metrics the states of all parts together.
+    """Give fresh metrics the states of all parts together, in partition order.
 
-    Args:
-        metrics: the metrics without state; they get it.
-        parts: frames whose meta has the table of :func:`pack` as ``states``, in partition order.
-
-    Raises:
-        ConfigError: naming metric and state that cannot be merged.
+    Frames have the table of :func:`pack` as ``states`` of their meta. ConfigError names a state that cannot
+    be merged.
     """
     for name, metric in metrics.items():
         for path, leaf in leaves(metric):

@@ -193,17 +193,10 @@ def higher_is_better(specs: Mapping[str, MetricSpec], score: str) -> bool | None
 
 
 def scores(name: str, metric: AnyMetric) -> dict[str, float]:
-    """Compute a metric and flatten the result.
+    """Compute a metric and return one score under its name, or several, under their own if it is empty.
 
-    Args:
-        name: name of the metric; empty to use the names within the result as they are.
-        metric: the metric.
-
-    Returns:
-        One score under the name, or several: ``name/key`` for dicts, ``name/0`` for vectors and tuples.
-
-    Raises:
-        ConfigError: if the result is not made of numbers.
+    They are ``name/key`` for dicts, ``name/0`` for vectors and tuples. Raises ConfigError if something is no
+    number.
     """
     return dict(_flatten(name, metric.compute(), name))
 
