@@ -90,19 +90,11 @@ def count(
     least: int,
     max_age: int | None,
 ) -> LookupCounts:
-    """Count look-ups of ids that have no entry.
+    """Count look-ups of ids, each once, that have no entry.
 
     A page is an entry of ``store``: its count is how many of its ids wait for a row. The result does not
-    depend on the order of ids.
-
-    Args:
-        bloom: what the counters are like.
-        store: the pages.
-        ids: the ids, each once.
-        counts: look-ups of each.
-        iteration: completed iterations.
-        least: an id with so many look-ups gets a row; counters go no further.
-        max_age: counts begin anew every so many iterations; ``None``: never.
+    depend on the order of ids. An id with ``least`` look-ups gets a row, and counters go no further; counts
+    begin anew every ``max_age`` iterations, or never.
     """
     own, at = np.unique(pages_of(ids, bloom.pages), return_inverse=True)
     numbers = store.number(own)

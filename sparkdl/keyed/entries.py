@@ -172,9 +172,8 @@ def joined(parts: Sequence[Entries]) -> Entries:
 def merged(parts: Sequence[Entries]) -> Entries:
     """Return the entries that changes lead to, in the order of their ids.
 
-    Args:
-        parts: entries, and what has changed since then, in this order; each of them since the one before, or
-            earlier.
+    ``parts`` are entries, and what has changed since then, in this order; each of them since the one before,
+    or earlier.
     """
     kept: list[Entries] = []
     later: list[Ids] = []

@@ -16,10 +16,7 @@ _BESIDE = 6  # bytes beside a record: whose it is, its uses, whether it must sta
 class HotRecords:
     """Records; a clock that counts uses tells which to give up (GCLOCK: Smith, 1978).
 
-    Attributes:
-        values: the records.
-        whose: number of each record's entry; -1 where there is none.
-        held: how many places there are.
+    ``whose`` is the number of each record's entry, -1 where there is none; ``held`` counts places.
     """
 
     def __init__(self, most: int, nbytes: int) -> None:

@@ -39,22 +39,15 @@ class CompactIndex:
         return int(ids / _RENEWED * _CELL)
 
     def find(self, ids: Ids, ids_at: Callable[[Numbers], Ids]) -> Numbers:
-        """Return the number of each id; -1 for those that are not there.
-
-        Args:
-            ids: the ids.
-            ids_at: returns the ids of some numbers, of which one may be there twice.
-        """
+        """Return each id's number, -1 if it is not there; ``ids_at`` may be asked for a number twice."""
         return self.search(ids, lambda numbers, which: ids_at(numbers) == ids[which])
 
     def search(self, ids: Ids, is_same: Callable[[Numbers, Numbers], NDArray[np.bool_]]) -> Numbers:
         """Return the number of each id; -1 for those that are not there.
 
-        Args:
-            ids: the ids.
-            is_same: returns whether entries with some numbers are those of ids, given by their places in
-                ``ids``. It is asked for many at once: for each id the first entry with the same byte, and if
-                that is another one, the next.
+        ``is_same`` returns whether entries with some numbers are those of ids, given by their places in
+        ``ids``. It is asked for many at once: for each id the first entry with the same byte, and if that is
+        another one, the next.
         """
         found = np.full(len(ids), _MISSING, np.int64)
         places, marks = self._first(ids)
@@ -81,12 +74,9 @@ class CompactIndex:
         return ids, where, which
 
     def add(self, numbers: Numbers, ids: Ids, all_ids: Callable[[], Iterable[Ids]]) -> None:
-        """Find places for entries that are not there yet.
+        """Find places for entries that are not there yet, whose numbers follow.
 
-        Args:
-            numbers: of the entries; those that follow.
-            ids: of the entries.
-            all_ids: returns the ids of all entries, these among them, in the order of their numbers.
+        ``all_ids`` returns the ids of all entries, these among them, in the order of their numbers.
         """
         self._size += len(numbers)
         if self._size > _FULL * len(self._numbers):

@@ -31,13 +31,10 @@ class Holder(Protocol):
 class RowMemory:
     """A bound for the memory of all tables of a process.
 
-    It has what tables need for each id, the index, and what they need while they work on a batch. The rest
-    is for entries that are used often, *hot* ones. All others are in files, which are not mapped. What is
-    read out as a whole is in mapped files; the process lets their pages go when they have taken their share.
-
-    Args:
-        nbytes: the bound.
-        folders: local directories for the files, which take turns.
+    It has what tables need for each id, the index, and what they need while they work on a batch. The rest is
+    for entries that are used often, *hot* ones. All others are in files, which are not mapped. What is read
+    out as a whole is in mapped files; the process lets their pages go when they have taken their share.
+    ``folders``, local directories for the files, take turns.
     """
 
     def __init__(self, nbytes: int, folders: Sequence[str]) -> None:

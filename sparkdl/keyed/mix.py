@@ -35,13 +35,7 @@ def distinct(parts: Iterable[Ids]) -> Ids:
 
 
 def owners(ids: Ids, ranks: int, pages: int = 0) -> NDArray[np.int64]:
-    """Return the rank that owns the row of each id.
-
-    Args:
-        ids: the ids.
-        ranks: how many ranks there are.
-        pages: ids of one of so many pages have one owner; 0: each id is by itself.
-    """
+    """Return the rank that owns each id's row; with ``pages``, ids of one of so many have one owner."""
     if pages:
         ids = pages_of(ids, pages)
     # The low bits choose the place in a rank's own table: these are others.

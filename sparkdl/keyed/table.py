@@ -57,15 +57,10 @@ class TableRule:
 
 
 class KeyedTable:
-    """Rows by id, with their optimizer state.
+    """Rows by id, with their optimizer state, in memory with the bound of ``memory`` if it is there.
 
-    Args:
-        rule: how entries come and go.
-        memory: bounds memory; ``None`` for no bound.
-
-    Attributes:
-        scalars: the optimizer's state of the table as a whole.
-        hot: of the look-ups that were counted last, how many were of hot ids.
+    ``scalars`` is the optimizer's state of the table as a whole; ``hot`` counts hot ids among the look-ups
+    counted last.
     """
 
     def __init__(self, rule: TableRule, memory: RowMemory | None = None) -> None:
@@ -175,13 +170,9 @@ class KeyedTable:
         return self._store.read(self._find(ids))
 
     def update(self, ids: Ids, columns: Mapping[str, Array], fresh: FreshState, iteration: int) -> None:
-        """Write rows, and their state, of ids that all have one.
+        """Write rows, and their state, of ids that all have one, for so many completed iterations.
 
-        Args:
-            ids: the ids.
-            columns: new values by name.
-            fresh: returns the optimizer's state of rows, for columns that are not there yet.
-            iteration: completed iterations after this update.
+        ``fresh`` returns the optimizer's state of rows, for columns that are not there yet.
         """
         if columns.keys() - set(self._store.names):
             self._logged = iteration  # all rows change
@@ -237,10 +228,8 @@ class KeyedTable:
     def changes(self, ids: Ids, gone: Ids, iteration: int) -> Entries:
         """Return the change that an iteration has made.
 
-        Args:
-            ids: of the entries that it has written; ids without an entry do not count.
-            gone: ids of those that it has evicted before.
-            iteration: completed iterations.
+        ``ids`` are those that it has written, of which some may have no entry, ``gone`` those that it has
+        evicted before.
         """
         if self._logged >= iteration > 0:
             return self.entries()
