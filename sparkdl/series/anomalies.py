@@ -39,14 +39,8 @@ def anomalies(
 ) -> DataFrame:
     """Add a column ``anomaly``: whether a value is too far from its forecast; null where there is no value.
 
-    Args:
-        forecasts: as of :func:`thresholds`.
-        keys: likewise.
-        value: likewise.
-        forecast: likewise.
-        quantiles: columns of quantiles, ascending.
-        limits: of :func:`thresholds`; without them, values outside of the lowest and the highest quantile are
-            anomalies.
+    ``limits`` are those of :func:`thresholds`; without them, values outside of the lowest and the highest
+    quantile (``quantiles`` are ascending) are anomalies.
     """
     from pyspark.sql import functions as F
 

@@ -53,11 +53,7 @@ class Frequency:
         return max(1, _SEASONS[self.unit] // self.every)
 
     def steps(self, times: Array) -> Array:
-        """Return the number of each time's step; that of the first time is 0.
-
-        Args:
-            times: int64: microseconds since 1970, or integers where there is no unit.
-        """
+        """Return each time's step number, 0 for the first; int64 microseconds, or integers without a unit."""
         if self.unit in _MONTHS:
             months = _month(times)
             found: Array = (months - months[0]) // (self.every * _MONTHS[self.unit])

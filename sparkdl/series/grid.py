@@ -55,16 +55,9 @@ def on_grid(id: Any, rows: Mapping[str, Array], layout: PanelLayout) -> Series:
     Steps before the first value of the target are left out. Steps after the last one are the future: only
     their known covariates are used. Steps in between without a row, or with null, are filled as
     ``layout.missing`` says; covariates keep their value of the step before, or have the next one if there is
-    none.
-
-    Args:
-        id: for the result, and for errors.
-        rows: ``time``, int64, ascending; ``target``, ``past``, ``known``, ``static``, float64 with NaN for
-            null; ``instant`` where the times are those of a zone's clock, see :class:`Dates`.
-        layout: of the panel.
-
-    Raises:
-        DataError: naming the series and the time.
+    none. ``rows`` are ``time``, int64, ascending; ``target``, ``past``, ``known``, ``static``, float64 with
+    NaN for null; ``instant`` where the times are those of a zone's clock, see :class:`Dates`. DataError names
+    series and time.
     """
     times, target = rows["time"], rows["target"]
     _check_finite(id, rows, layout)
@@ -192,12 +185,8 @@ def _static(values: Array, id: Any, layout: PanelLayout) -> Array:
 def scaled(series: Series, scaling: str, until: int | None = None) -> tuple[dict[str, Array], float, float]:
     """Return target and covariates on the common scale, and centre and size of the target.
 
-    A size of 0 is that of a constant, whose scaled values are 0 as long as it is one.
-
-    Args:
-        series: on its grid.
-        scaling: see :func:`sparkdl.series.scaling.scale_of`; static values stay as they are.
-        until: steps that decide on the scale; all of the target by default.
+    A size of 0 is that of a constant, whose scaled values are 0 as long as it is one. The steps before
+    ``until`` decide on the scale, all of the target by default; static values stay as they are.
     """
     until = len(series) if until is None else until
     centre, size = scale_of(np.where(series.observed, series.target, np.nan)[:until], scaling)

@@ -136,12 +136,8 @@ def _clock(column: Column) -> Column:
 def as_times(df: DataFrame, name: str, column: Column, instant: Column | None = None) -> Column:
     """Return int64 times as the type that a panel's time column has.
 
-    Args:
-        df: the panel.
-        name: its time column.
-        column: the times.
-        instant: where they are of the session's clock, see :func:`on_clock`: microseconds in UTC, or null
-            where a time has no row.
+    ``instant`` says where they are of the session's clock, see :func:`on_clock`: microseconds in UTC, or null
+    where a time has no row.
     """
     from pyspark.sql import functions as F
     from pyspark.sql import types as T

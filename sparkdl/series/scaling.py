@@ -13,14 +13,10 @@ _ROUNDING = 1e-12  # deviation of a constant, as a share of it
 def scale_of(values: Array, scaling: str) -> tuple[Array, Array]:
     """Return centre and size of each column: ``(value - centre) / size`` is on the common scale.
 
-    Args:
-        values: shape (steps,) or (steps, columns); NaN is left out.
-        scaling: ``standard`` for mean 0 and deviation 1, ``mean`` for a mean of absolute values of 1,
-            ``none``.
-
-    Returns:
-        Arrays of shape () or (columns,). The size of a column that is constant but for rounding is 0 by
-        ``standard``, and its centre is one of its values; by ``mean`` that of a column of zeros is 0.
+    ``values`` are (steps,) or (steps, columns); NaN is left out. ``scaling`` is ``standard`` for mean 0 and
+    deviation 1, ``mean`` for a mean of absolute values of 1, or ``none``. The size of a column that is
+    constant but for rounding is 0 by ``standard``, and its centre is one of its values; by ``mean`` that of a
+    column of zeros is 0.
     """
     kept = values.astype(np.float64)
     known = np.isfinite(kept)

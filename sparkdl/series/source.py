@@ -68,10 +68,8 @@ def windows_dataset(
     horizon, columns) and ``static`` (columns,) where there are such columns; the label is the target of the
     horizon. All but ``static`` are on the series' own scale, which the steps before ``cut.held`` decide on.
 
-    A series that is shorter than a window is continued at its front with its first values.
-
-    Raises:
-        ConfigError, DataError: if a column cannot be what it should.
+    A series that is shorter than a window is continued at its front with its first values. Raises ConfigError
+    or DataError if a column cannot be what it should.
     """
     check_columns(df, layout)
     return Dataset(
