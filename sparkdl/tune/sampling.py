@@ -47,19 +47,10 @@ class Asker:
     Before each question the study is made anew of what is known now: trials that are over are complete, those
     that wait or were stopped are pruned at their epoch, those that run are running. So a sampler learns of
     trials that pause for good, and of what they reach when they go on. A search that is resumed asks again
-    from the beginning and gets the same answers; nothing of a sampler need be kept.
-
-    Args:
-        space: the space.
-        sampler: chooses.
-        storage: an Optuna storage or its URL, for dashboards; ``None`` for none.
-        name: the study's name there.
-        resume: whether it may have trials.
-        first: params of the first trials, as the space has them; the sampler draws what is not among them.
-        sign: 1 if larger values of the metric are better, else -1; the storage has them as the metric does.
-
-    Attributes:
-        count: how many trials there are at most, of a grid; else ``None``.
+    from the beginning and gets the same answers; nothing of a sampler need be kept. ``first`` are params of
+    the first trials, as the space has them; the sampler draws what is not among them. ``sign`` is 1 if larger
+    values of the metric are better, else -1; the storage has them as the metric does. ``count`` is how many
+    trials a grid has at most.
     """
 
     def __init__(

@@ -73,14 +73,9 @@ def choice(values: Sequence[Any]) -> CategoricalDistribution:
 class Space:
     """What may be chosen, and what is fixed.
 
-    Args:
-        given: by name a distribution, a list of values, or a constant. The values of a list may be anything;
-            they are chosen by position. If some are no numbers, strings, booleans or ``None``, params of
-            trials have a short text for each, with its position where texts are alike.
-
-    Attributes:
-        distributions: what may be chosen, by name.
-        constants: what is fixed.
+    ``given`` has by name a distribution, a list of values, or a constant. Values of a list may be anything;
+    they are chosen by position. If some are no numbers, strings, booleans or ``None``, params of trials have
+    a short text for each, with its position where texts are alike.
     """
 
     def __init__(self, given: Mapping[str, Any]) -> None:
@@ -181,9 +176,8 @@ class Space:
     def describe(self) -> dict[str, Any]:
         """Return, JSON-compatible, what tells two spaces apart.
 
-        Returns:
-            By name the distribution as Optuna writes it; for a list of objects, or a constant, text and
-            digest of each. Where the digest is ``None``, the value is compared by position alone.
+        By name it is the distribution as Optuna writes it; for a list of objects, or a constant, text and
+        digest of each. Where the digest is ``None``, the value is compared by position alone.
         """
         return {
             **{name: distribution_to_json(kind) for name, kind in self.distributions.items()},

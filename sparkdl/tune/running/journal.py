@@ -61,17 +61,11 @@ class Rung:
 
 
 class Journal:
-    """Lines and states of a search, in a folder.
+    """Lines and states of a search, in a folder of the driver's machine; ``None`` for one deleted at the end.
 
-    Args:
-        folder: of the driver's machine; ``None`` for one that is deleted at the end.
-        setting: what must be the same for a search to go on.
-        resume: whether to go on with what is there.
-        before: the setting as earlier releases wrote it, without what they did not.
-
-    Raises:
-        ConfigError: if there is a search and it is not to be resumed, or has another setting; or if another
-            program goes on with it now.
+    ``before`` is the setting as earlier releases wrote it, without what they did not. Raises ConfigError if a
+    search is there that is not to be resumed, or has another setting, or that another program goes on with
+    now.
     """
 
     def __init__(

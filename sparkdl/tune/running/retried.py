@@ -8,11 +8,7 @@ from sparkdl import attempts
 
 
 class Retried:
-    """What a driver notes of the search in a folder, for the next one.
-
-    Args:
-        folder: of the search; ``None`` if it is not kept, which notes nothing.
-    """
+    """What a driver notes of the search in a folder, for the next one; nothing if it is not kept."""
 
     def __init__(self, folder: str | os.PathLike[str] | None) -> None:
         self._attempt = None if folder is None else attempts.current()

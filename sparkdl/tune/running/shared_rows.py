@@ -132,11 +132,8 @@ def _placed(name: str, write: Callable[[], Token]) -> Token:
 def shared(data: Dataset, parts: Collection[RowShare | None]) -> Iterator[tuple[SharedRows, list[Any]]]:
     """Make rows of a Dataset available to tasks; yields how, and the broadcasts that they read.
 
-    The Dataset's own store is used as it is; nothing else stays at the end.
-
-    Args:
-        data: the rows.
-        parts: that tasks will ask for; ``None`` for all rows.
+    The Dataset's own store is used as it is; nothing else stays at the end. Tasks will ask for ``parts``;
+    ``None`` is all rows.
     """
     name = f"shared-{data.id}"
     with ExitStack() as stack:

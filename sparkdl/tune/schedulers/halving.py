@@ -12,12 +12,9 @@ from sparkdl.tune.trial import Trial
 
 
 class Ladder:
-    """The rungs of some trials, and who has reached which.
+    """The rungs of some trials, in completed epochs, and who has reached which; of ``eta`` one goes on.
 
-    Args:
-        rungs: completed epochs at each.
-        eta: of so many trials at a rung one goes on.
-        expected: how many trials begin; with it a rung waits for all of them.
+    With ``expected`` a rung waits for that many trials.
     """
 
     def __init__(self, rungs: Sequence[int], eta: int, expected: int | None = None) -> None:
