@@ -31,11 +31,8 @@ _MOST = 50_000  # so many values are looked at; that is some tens of millisecond
 class ChangeWatch:
     """Tells what has changed in a module, its loss and other objects since it was made.
 
-    Args:
-        replica: the module, before its first forward pass.
-        others: the loss or step.
-        trained: whether to look at the values of parameters; without, at writes through the parameters
-            themselves.
+    It is made before the module's first forward pass. With ``trained`` it looks at the values of parameters,
+    without, at writes through the parameters themselves.
     """
 
     def __init__(self, replica: FlatModule, others: Sequence[object], *, trained: bool = False) -> None:

@@ -31,19 +31,10 @@ FlatWeights = Array | Sequence[Array] | torch.Tensor
 class FlatModule:
     """A module together with its flat vectors.
 
-    Args:
-        module: the module; it is moved to the device, and its parameters become views.
-        layout: places of parameters and buffers in the vectors; that of the module by default.
-        device: where to compute, such as ``"cuda:0"``.
-
-    Attributes:
-        module: the module; its parameters are views of ``params``.
-        layout: places of parameters and buffers in the vectors.
-        device: where module and vectors are.
-        params: trainable parameters, shape (layout.numel,).
-        grad: their gradients, same shape; ``backward`` accumulates into it.
-        holds: version of the weights in ``params``; set by who writes them there, cleared when others are
-            loaded.
+    The module is moved to ``device``, such as ``"cuda:0"``, and its parameters become views of ``params``,
+    shape (layout.numel,), in the places of ``layout``; ``backward`` accumulates into ``grad``, of the same
+    shape. ``holds`` is the version of the weights in ``params``: set by who writes them there, cleared when
+    others are loaded.
     """
 
     def __init__(
@@ -172,11 +163,9 @@ class FlatModule:
                 )
 
     def set_frozen(self, frozen: NDArray[np.bool_] | Sequence[int]) -> None:
-        """Choose the parameters that the next passes do not train.
+        """Choose the parameters that the next passes do not train; all others are trained.
 
-        Args:
-            frozen: per parameter of the layout whether it is frozen, or the indices of those that
-                are; all others are trained.
+        ``frozen`` has a bool per parameter of the layout, or the indices of those that are.
         """
         mask = np.asarray(frozen)
         if mask.dtype != np.bool_:

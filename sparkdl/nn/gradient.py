@@ -68,19 +68,12 @@ def forward_backward(
     micro_batch_size: int | None,
     ends: Callable[[int], bool] = lambda rows: False,
 ) -> BatchLoss:
-    """Leave the gradient of the batch's mean loss in ``replica.grad``.
+    """Leave the gradient of the batch's mean loss in ``replica.grad``; ModelError names the layer that fails.
 
-    Args:
-        replica: module with the current weights, in training mode.
-        batch: the task's share of the global batch, at least one row; it may be on the CPU.
-        objective: the loss.
-        micro_batch_size: rows per forward pass; gradients of several passes are accumulated,
-            which gives the same mean with less memory. All rows at once by default.
-        ends: asked between two passes, with the number of rows done, whether to leave out the others;
-            the gradient is that of the rows that were done.
-
-    Raises:
-        ModelError: naming the layer, when the module or the objective fails on the data.
+    The batch is the task's share of the global one, at least one row, on any device. ``micro_batch_size`` are
+    rows per forward pass, by default all: gradients of several passes are accumulated, which gives the same
+    mean with less memory. ``ends`` is asked between two passes, with the number of rows done, whether to
+    leave out the others; the gradient is that of the rows that were done.
     """
     return replica.attempt(lambda: _accumulate(replica, batch, objective, micro_batch_size, ends))
 
@@ -136,10 +129,8 @@ def _accumulate(
 def evaluate(replica: FlatModule, batch: Batch, objective: Objective) -> Evaluated:
     """Return loss, extras and output of a batch; call it in ``with replica.evaluating()``.
 
-    The output is on the CPU, in no lower precision than float32.
-
-    Raises:
-        ModelError: naming the layer, when the module or the objective fails on the data.
+    The output is on the CPU, in no lower precision than float32. ModelError names the layer when module or
+    objective fail.
     """
     evaluated = replica.attempt(lambda: _compute(replica, batch, objective, training=False))
     return replace(evaluated, output=map_tensors(evaluated.output, _to_host))

@@ -71,11 +71,7 @@ def check_mode(module: nn.Module) -> None:
 
 
 def from_lightning(module: nn.Module) -> LightningParts | None:
-    """Read objective, optimizer and schedule from a LightningModule.
-
-    Returns:
-        ``None`` if it is no LightningModule.
-    """
+    """Read objective, optimizer and schedule from a LightningModule; ``None`` of another module."""
     base = _base(module)
     if base is None:
         return None
@@ -254,11 +250,8 @@ class _NoOptimizer:
 class Rebound:
     """A factory that gives copies of a scheduler to other optimizers.
 
-    The copy continues where the scheduler is. The optimizer's parameter groups get the
-    hyper-parameters that the scheduler's own have now: schedulers set some when they are built.
-
-    Args:
-        scheduler: a scheduler on any optimizer; later steps of it do not matter.
+    The copy continues where the scheduler is. The optimizer's parameter groups get the hyper-parameters that
+    the scheduler's own have now: schedulers set some when they are built.
     """
 
     def __init__(self, scheduler: LRScheduler) -> None:

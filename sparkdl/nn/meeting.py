@@ -27,14 +27,8 @@ ROWS = 5
 class MeetingWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Watches operations for a label that meets an output across rows.
 
-    Args:
-        rows: number of rows.
-        labels: tree of tensors that outputs are compared with.
-        outputs: tree of tensors that a module gave.
-        parameters: tensors from which outputs are computed, where these are not given.
-
-    Attributes:
-        found: label and output that meet, for the error; empty if none do.
+    Outputs are trees of tensors that a module gave; where these are not given, those computed from
+    ``parameters``. ``found`` is the label and output that meet, for the error; empty if none do.
     """
 
     def __init__(

@@ -206,14 +206,9 @@ def make_replica(
 
 
 def device_of_task(resources: Mapping[str, Sequence[str]]) -> str:
-    """Return the device that Spark assigned to a task.
+    """Return the device that Spark assigned to a task, such as ``"cuda:0"``; ``"cpu"`` without a GPU.
 
-    Args:
-        resources: addresses by resource, as in ``{"gpu": ["0"]}``; empty without resources.
-
-    Returns:
-        Such as ``"cuda:0"``; ``"cpu"`` without a GPU, with a warning if Spark assigned one that
-        torch cannot use.
+    ``resources`` are as in ``{"gpu": ["0"]}``. A GPU that torch cannot use gives a warning.
     """
     addresses = resources.get("gpu", ())
     if not addresses:

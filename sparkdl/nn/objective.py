@@ -189,9 +189,8 @@ def as_scalar(value: Any, what: str) -> float:
 def mean_loss(loss: Loss, output: Any, batch: Batch) -> Tensor:
     """Evaluate the loss on a batch as a scalar mean.
 
-    Raises:
-        ModelError: if the loss is neither a scalar nor one value per sample, or is a scalar
-            although samples have weights.
+    Raises ModelError if it is neither a scalar nor one value per sample, or a scalar although samples have
+    weights.
     """
     target = batch.inputs if batch.label is None else batch.label
     return _scalar_mean(loss(output, target), batch, "the loss")

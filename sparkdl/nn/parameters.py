@@ -26,12 +26,10 @@ def layout_of(
     group_of: Callable[[nn.Parameter], int] | None = None,
     moving: Container[str] = (),
 ) -> ParamLayout:
-    """Describe how a module's parameters and buffers lie in flat vectors.
+    """Describe how a module's parameters and buffers lie in flat vectors; one at least must be trainable.
 
-    Args:
-        module: any module with at least one trainable parameter.
-        group_of: optimizer group of a parameter; all in group 0 by default.
-        moving: names of frozen parameters that forward changes; they lie among the buffers.
+    Without ``group_of`` all are in optimizer group 0. ``moving`` names frozen parameters that forward
+    changes; they lie among the buffers.
     """
     check_device(module)
     params = trainable(module)

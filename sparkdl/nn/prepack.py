@@ -17,12 +17,9 @@ def prepack(module: nn.Module, *, copies: bool = True) -> nn.Module:
     afterwards.
 
     Only layers that are exactly ``nn.Linear`` and have float32 weights on the CPU change. They compute as
-    before under autocast, with gradients, and for inputs of another type.
-
-    Args:
-        module: the module.
-        copies: whether layers have a second copy of their weights, in oneDNN's order. It makes up to 60 % of
-            a difference where they multiply with few rows, 5 % from 256 rows on.
+    before under autocast, with gradients, and for inputs of another type. With ``copies``, layers have a
+    second copy of their weights, in oneDNN's order: it makes up to 60 % of a difference where they multiply
+    with few rows, 5 % from 256 rows on.
     """
     available = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
     if available and hasattr(torch.ops.mkldnn, "_linear_pointwise"):

@@ -21,14 +21,10 @@ from sparkdl.exceptions import ConfigError
 def recompute(module: nn.Module, patterns: Sequence[str], compiled: bool = False) -> list[str]:
     """Let submodules forget their activations, in place.
 
-    Random numbers and buffers are put back for the second forward pass, so that dropout draws the
-    same and BatchNorm counts a batch once: gradients and buffers are the same to the bit.
-
-    Args:
-        module: the module.
-        patterns: names of submodules, or patterns for :mod:`fnmatch`.
-        compiled: whether the module is going to be compiled; of those submodules it then is not
-            whatever has buffers.
+    Random numbers and buffers are put back for the second forward pass, so that dropout draws the same and
+    BatchNorm counts a batch once: gradients and buffers are the same to the bit. ``patterns`` are names, or
+    for :mod:`fnmatch`. If the module is going to be ``compiled``, those of the submodules that have buffers
+    are not.
     """
     names = [name for name, _ in module.named_modules() if name]
     for pattern in patterns:

@@ -30,9 +30,7 @@ def differs(objective: Objective, module: nn.Module, batch: Batch) -> tuple[floa
     """Return the loss of a batch and the mean of its parts' losses if they differ.
 
     Layers are in evaluation mode meanwhile: BatchNorm compares rows, and dropout draws, whatever the loss is.
-
-    Returns:
-        ``None`` if they are equal, or if nothing can be said: the loss is random, or fails.
+    ``None`` if they are equal, or if nothing can be said: the loss is random, or fails.
     """
     if is_known(objective) or batch.rows < 2:
         return None

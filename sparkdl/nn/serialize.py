@@ -38,8 +38,7 @@ def dumps(obj: Any, what: str) -> bytes:
 def loads(data: bytes) -> Any:
     """Unpickle the bytes of :func:`dumps`. Only for bytes that this application itself shipped.
 
-    Raises:
-        SerializationError: if this process has other code of the user's than the one that pickled.
+    Raises SerializationError if this process has other code of the user's than the one that pickled.
     """
     return pickling.loads(data)
 
@@ -47,8 +46,7 @@ def loads(data: bytes) -> Any:
 def dumps_module(module: nn.Module) -> bytes:
     """Write a module as :func:`torch.save` does, with the code that :func:`dumps` tells of.
 
-    Raises:
-        SerializationError: naming the attribute that cannot be pickled.
+    Raises SerializationError naming the attribute that cannot be pickled.
     """
     file = io.BytesIO()
     try:
@@ -64,10 +62,9 @@ def loads_module(data: bytes) -> nn.Module:
 
 
 def map_module(path: Path) -> nn.Module:
-    """Return a module whose tensors are a file's memory, which all processes share until one writes there.
+    """Return a module of :func:`dumps_module` in a file's memory, shared by processes until one writes there.
 
-    Args:
-        path: a file of what :func:`dumps_module` returned; :func:`can_map` says whether that is possible.
+    :func:`can_map` says whether that is possible.
     """
     return _load_module(str(path), mmap=True)
 

@@ -51,8 +51,7 @@ class Signature:
     def from_json(cls, value: Mapping[str, Any]) -> Signature:
         """Read the values of :meth:`to_json`, also after a way through JSON.
 
-        Raises:
-            ValueError, KeyError, TypeError: if it is something else.
+        Raises ValueError, KeyError or TypeError if it is something else.
         """
         return cls(*(tuple(_spec(item) for item in value[side]) for side in ("inputs", "outputs")))
 
@@ -60,9 +59,8 @@ class Signature:
     def probe(cls, module: nn.Module, inputs: Sequence[TensorSpec]) -> Signature:
         """Run a module on zeros and describe its output.
 
-        Raises:
-            ModelError: if the module fails on them, or gives something else than tensors whose first
-                dimension counts rows.
+        ModelError is raised if the module fails, or gives something else than tensors whose first dimension
+        counts rows.
         """
         zeros = [torch.from_numpy(np.zeros((_PROBE_ROWS, *_known(i.shape)), i.dtype)) for i in inputs]
         return cls.of_rows(module, group(zeros, [str(i.key) for i in inputs if i.key is not None]))
@@ -144,12 +142,7 @@ def _known(shape: tuple[int, ...] | None) -> tuple[int, ...]:
 
 
 def check_inputs_order(module: object, names: Sequence[str]) -> None:
-    """Check that columns which are given by position are not called as other arguments of the module.
-
-    Args:
-        module: a module or its class; nothing is known of other factories.
-        names: names of the columns, in order.
-    """
+    """Check that columns which are given by position are not called as other arguments of the module."""
     kind = module if isinstance(module, type) else type(module)
     if len(names) < 2 or not issubclass(kind, nn.Module):
         return
@@ -166,12 +159,7 @@ def check_inputs_order(module: object, names: Sequence[str]) -> None:
 
 
 def check_outputs_order(names: Sequence[str], outputs: Sequence[int | str | None]) -> None:
-    """Check that no column for an output is called as another output.
-
-    Args:
-        names: names of the columns, for the first outputs.
-        outputs: what the outputs are called, in order.
-    """
+    """Check that no column for an output is called as another output."""
     for name, output in zip(names, outputs, strict=False):
         if name in outputs and name != output:
             raise ConfigError(

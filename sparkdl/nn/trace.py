@@ -32,12 +32,7 @@ def explain_failure(
 ) -> ModelError:
     """Run a failed forward pass again and say in which layer, on which shapes, it fails.
 
-    Args:
-        module: the module that failed.
-        inputs: the inputs it failed on.
-        call: how to call the module on them.
-        error: what it raised.
-        otherwise: what failed if no layer did, and what to look at; the loss by default.
+    ``otherwise`` says what failed if no layer did, and what to look at; the loss by default.
     """
     stack: list[tuple[str, nn.Module, str]] = []
     ids: list[int | None] = []  # of each layer entered: which input it got as floating-point ids
