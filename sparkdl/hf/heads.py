@@ -207,16 +207,11 @@ def _check(model: Any) -> None:
 def shared_prefix(model: Any, ids: Tensor, mask: Tensor) -> Any:
     """Run a model on the tokens with which all texts of a batch begin, such as an instruction.
 
-    Args:
-        model: a decoder of ``transformers`` or ``peft``.
-        ids: tokens, shape (rows, length), each text at the end of its row.
-        mask: 0 before it.
-
-    Returns:
-        The cache with which ``generate`` goes on: keys and values of the columns in which the longest text
-        has its prefix. A shorter one has a part of it behind them, which is computed anew. ``None`` if there
-        is too little to share, the model generates with another cache or none, or its cache holds anything
-        but keys and values of all tokens, as that of a sliding window or a state does.
+    ``ids`` have shape (rows, length), each text at the end of its row, and ``mask`` is 0 before it. Returned
+    is the cache with which ``generate`` goes on: keys and values of the columns in which the longest text has
+    its prefix. A shorter one has a part of it behind them, which is computed anew. ``None`` if there is too
+    little to share, the model generates with another cache or none, or its cache holds anything but keys and
+    values of all tokens, as that of a sliding window or a state does.
     """
     settings = getattr(model, "generation_config", None)
     if getattr(settings, "cache_implementation", None) or getattr(settings, "use_cache", None) is False:

@@ -60,9 +60,7 @@ def takes_by_name(thing: object, names: Iterable[str]) -> bool:
 def plain(output: Any) -> Any:
     """Return a module's output without Hugging Face's class around it; other outputs stay as they are.
 
-    Returns:
-        Of a ``ModelOutput`` the logits if there are any. Otherwise its tensors without the loss: the only
-        one, or a dict of them.
+    Of a ``ModelOutput`` it is the logits if there are any, else its tensors without the loss: one, or a dict.
     """
     if isinstance(output, Tensor) or not _is_of(output, _OUTPUTS):
         return output

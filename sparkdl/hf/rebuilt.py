@@ -37,11 +37,8 @@ def pretrained(
 ) -> nn.Module:
     """Build a model of ``transformers`` with fresh weights; part of the format of saved models.
 
-    Args:
-        architecture: name of its class, such as ``"BertForSequenceClassification"``.
-        config: as ``config.json`` has it, ``model_type`` included.
-        attention: ``"sdpa"`` or ``"eager"``; the model's default if ``None``.
-        generation: as ``generation_config.json`` has it.
+    ``config`` is as ``config.json`` has it, ``model_type`` included, ``generation`` as
+    ``generation_config.json``. ``attention`` is ``"sdpa"`` or ``"eager"``; the model's default if ``None``.
     """
     transformers = need("transformers", _WHAT)
     values = {name: value for name, value in config.items() if name not in _LEFT_OUT}
@@ -64,10 +61,9 @@ def pretrained(
 
 
 def adapted(model: nn.Module, adapter: Mapping[str, Any]) -> nn.Module:
-    """Put adapters of ``peft`` into a model, with fresh weights; part of the format of saved models.
+    """Put adapters of ``peft`` with fresh weights into a model; part of the format of saved models.
 
-    Raises:
-        ConfigError: if the kind of adapter, or an option, is none that can be saved.
+    Raises ConfigError if the kind of adapter, or an option, is none that can be saved.
     """
     peft = need("peft", "a saved model with adapters")
     check_adapter(adapter)
@@ -89,13 +85,9 @@ class Description:
 
 
 def describe(module: nn.Module) -> Description | None:
-    """Return the call that builds a model again.
+    """Return the call that builds a model again; ``None`` if it is none of ``transformers`` or ``peft``.
 
-    Returns:
-        ``None`` if the module is no model of ``transformers`` or ``peft``.
-
-    Raises:
-        ConfigError: if it is one that cannot be described.
+    Raises ConfigError if it is one that cannot be described.
     """
     if not is_model(module):
         return None
@@ -154,11 +146,7 @@ def _describe_adapted(module: Any) -> Description:
 def _check_as_built(module: Any, rooted: bool) -> None:
     """Check that adapters are beside their base, take part, and have the scale of their configuration.
 
-    A model that is built again has them so.
-
-    Args:
-        module: the model.
-        rooted: whether scales are divided by the root of the rank (rsLoRA).
+    A model that is built again has them so; ``rooted`` scales are divided by the root of the rank (rsLoRA).
     """
     found = ""
     for layer in module.modules():

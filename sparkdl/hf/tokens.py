@@ -40,9 +40,8 @@ class UserTokenizer:
 def given(tokenizer: Any) -> UserTokenizer:
     """Read a tokeniser.
 
-    Args:
-        tokenizer: path of a ``tokenizer.json`` or of a folder with one, a fast tokeniser of
-            ``transformers``, or one of ``tokenizers``.
+    It is the path of a ``tokenizer.json`` or of its folder, a fast one of ``transformers``, or one of
+    ``tokenizers``.
     """
     if isinstance(tokenizer, str | os.PathLike):
         return _of_path(Path(tokenizer))
@@ -138,11 +137,7 @@ class TokenEncoding:
         return self.outputs
 
     def __call__(self, batches: Iterator[pa.Array | tuple[pa.Array, ...]]) -> Iterator[pa.Array]:
-        """Return a struct of lists for each batch of texts.
-
-        Raises:
-            DataError: naming the row of a null text.
-        """
+        """Return a struct of lists for each batch of texts; DataError names the row of a null text."""
         return self.score(batches)
 
     def score(self, batches: Iterator[pa.Array | tuple[pa.Array, ...]], at: int = 0) -> Iterator[pa.Array]:
