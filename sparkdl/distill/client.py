@@ -60,12 +60,9 @@ def addresses_of(given: Any) -> tuple[str, ...]:
 class Client:
     """Asks servers of one model, in tasks; it travels with the loss, and no connection with it.
 
-    Args:
-        addresses: the servers; a file or a callable that names them is read again every ``refresh`` seconds.
-        token: what they want.
-        timeout: seconds for an answer.
-        refresh: see above; also how long a server that was lost is left out.
-        patience: seconds to wait while none answers, 0 for an error at once; ``None`` to answer nothing.
+    ``addresses`` that a file or a callable names are read again every ``refresh`` seconds, which is also how
+    long a server that was lost is left out. An answer may take ``timeout`` seconds. ``patience`` is how many
+    to wait while none answers, 0 for an error at once; ``None`` to answer nothing.
     """
 
     def __init__(
@@ -100,8 +97,7 @@ class Client:
     def model(self) -> dict[str, Any] | None:
         """Return what a server says of its model; ``None`` if none answers and that is allowed.
 
-        Raises:
-            ModelError: if none answers in time, or one says something else.
+        Raises ModelError if none answers in time, or one says something else.
         """
         if self._model is None:
             found = self._ask("GET", "/model", None)
@@ -119,8 +115,7 @@ class Client:
     def predict(self, columns: Mapping[str, Array], output: str) -> Array | None:
         """Return a column of the answer to rows, as float32; ``None`` if none answers and that is allowed.
 
-        Raises:
-            ModelError: if none answers in time, or a server refuses the rows.
+        ModelError is raised if none answers in time, or a server refuses the rows.
         """
         rows = len(next(iter(columns.values())))
         table = pa.table({name: to_arrow(array) for name, array in columns.items()})
@@ -219,11 +214,7 @@ def to_arrow(array: Array) -> pa.Array:
 
 
 def from_arrow(column: pa.ChunkedArray) -> Array:
-    """Return a column of numbers, or of lists of equal lengths; rows that are null are NaN.
-
-    Raises:
-        ValueError: if it holds anything else.
-    """
+    """Return a column of numbers, or lists of equal lengths; null rows are NaN, ValueError for others."""
     rows = column.to_pylist() if column.null_count else None
     if rows is not None:
         width = next((len(row) for row in rows if isinstance(row, list)), 1)

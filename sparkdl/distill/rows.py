@@ -50,16 +50,8 @@ def given(
 ) -> Iterator[TrainingRows]:
     """Make Datasets of DataFrames, with the columns of teachers as entries of the label.
 
-    Args:
-        data: a Dataset, or a DataFrame of Spark or pandas.
-        validation: likewise, one or several by name; or a share of the DataFrame's rows.
-        chosen: the student's columns of a DataFrame.
-        teachers: whose columns are needed, too.
-        seed: chooses the rows of a share.
-
-    Raises:
-        ConfigError: if columns are missing, or given for a Dataset.
-        DataError: if a column is missing, or cannot become a tensor.
+    ``validation`` is one or several by name, or a share of the rows, which ``seed`` chooses. Raises
+    ConfigError if columns are missing, or given for a Dataset, DataError if one cannot become a tensor.
     """
     described = [teacher.columns(number) for number, teacher in enumerate(teachers)]
     found = {key: column for _, columns in described for key, column in columns.items()}

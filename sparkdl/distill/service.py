@@ -110,9 +110,8 @@ class ServiceAnswers(Answering):
     def check(self, inputs: Any) -> None:
         """Check that a server answers, and that it takes these inputs and gives the column.
 
-        Raises:
-            ConfigError: if the model takes other columns, or gives others.
-            ModelError: if no server answers, unless the student may go on without.
+        Raises ConfigError for another model, ModelError if none answers, unless the student may go on
+        without.
         """
         model = self.client.model()
         if model is None:

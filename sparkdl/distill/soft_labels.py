@@ -222,15 +222,9 @@ def labelled(
 ) -> Dataset:
     """Return a Dataset of the same rows with soft labels, which are computed when its store is built.
 
-    Args:
-        data: the rows; it must have been peeked at.
-        teachers: who answers, each with its encoding.
-        unused: entries of the label that teachers alone read; they are left out.
-        first: the columns of the first rows, by key.
-        seed: of random numbers of the Dataset's transform.
-
-    Raises:
-        ConfigError: if the rows stay in their files, and may not be copied to the executors.
+    ``data`` must have been peeked at: ``first`` are its first rows by key. Entries of the label in ``unused``
+    are left out: teachers alone read them. Raises ConfigError if the rows stay in their files, and may not be
+    copied.
     """
     plan, label = data.plan, data.plan.label
     names = {"none": (), "single": ("label",)}.get(label.kind, label.names)

@@ -22,11 +22,8 @@ LABEL = "label"
 class DistillStep(nn.Module):
     """A step for a :class:`sparkdl.Trainer`; frozen teachers are its parts, and travel with it.
 
-    Args:
-        loss: of outputs.
-        hidden: losses of hidden layers.
-        teachers: whose answers are computed in each step, or are columns.
-        kept: weight and encoding of answers that are columns of the partition store.
+    ``teachers`` are those whose answers are computed in each step, or are columns; ``kept`` has weight and
+    encoding of answers that are columns of the partition store.
     """
 
     def __init__(

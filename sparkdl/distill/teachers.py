@@ -27,13 +27,8 @@ _LEAST = 1e-12  # of a probability: its logarithm is finite
 class Answering(nn.Module, ABC):
     """A teacher as tasks have it: a part of the loss, which is never trained and in no checkpoint.
 
-    Args:
-        name: in errors.
-        reads: which entries of the label are its inputs, and how they group; ``None`` for the student's
-            inputs.
-        entries: name of the entry by key of ``reads``.
-        weight: its weight among teachers.
-        outputs: what it gives.
+    ``reads`` says which entries of the label are its inputs, and how they group, with ``entries`` by its
+    keys; ``None`` for the student's inputs.
     """
 
     def __init__(
