@@ -14,13 +14,9 @@ def broadcast_id(broadcast: Any) -> int:
 def broadcast_value(number: int, *, once: bool = False) -> Any:
     """Return the value of a broadcast that the stage of this task names; called in tasks.
 
-    Capturing the ``Broadcast`` object itself would register it with the next job that any thread
-    of the application pickles.
-
-    Args:
-        number: the broadcast's id.
-        once: whether this process is not to keep the value, bytes or a ``bytearray`` that the caller may
-            overwrite: it can be read again from the executor's disk.
+    Capturing the ``Broadcast`` object itself would register it with the next job that any thread of the
+    application pickles. With ``once``, this process does not keep the value, bytes or a ``bytearray`` that
+    the caller may overwrite: it can be read again from the executor's disk.
     """
     from pyspark import broadcast
 

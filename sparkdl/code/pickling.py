@@ -77,11 +77,7 @@ def dumps(obj: Any, pickler: type[Pickler] = Pickler) -> bytes:
 
 
 def loads(data: Any) -> Any:
-    """Unpickle what :func:`dumps` returned, with the code that its process had.
-
-    Raises:
-        SerializationError: naming the file, if this process has other code.
-    """
+    """Unpickle what :func:`dumps` returned, with its process's code; SerializationError names other files."""
     told = told_of(data)
     return pickle.loads(data) if told is None else with_same_code(told, lambda: pickle.loads(data))
 

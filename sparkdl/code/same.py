@@ -19,10 +19,9 @@ _MOST = 64
 
 
 def with_same_code(told: LoadedCode, load: Callable[[], Any]) -> Any:
-    """Load something with the code that another process had; stale modules are imported anew.
+    """Load something with another process's code; stale modules are imported anew.
 
-    Raises:
-        SerializationError: naming module and file, if imported anew they still differ.
+    Raises SerializationError naming module and file, if imported anew they still differ.
     """
     key = repr((told.names, told.code, told.values))
     if _checked.get(key) == _specs(told):

@@ -18,15 +18,10 @@ _MOST = 2_000  # so many elements of a value are looked at; of a tensor a hundre
 
 
 class Walk:
-    """Follows names from function to function, through modules of the user.
+    """Follows names from function to function, through modules of the user, which ``is_users`` tells by name.
 
-    Args:
-        is_users: tells whether a module, by its name, is to be followed.
-
-    Attributes:
-        code: digest of functions and classes, by module and name.
-        values: digest of what functions read: constants, objects, and which function a name stands for.
-        modules: names of modules that code or values are of.
+    ``code`` is the digest of functions and classes, by module and name; ``values`` that of what functions
+    read: constants, objects, and which function a name stands for; ``modules`` are those that these are of.
     """
 
     def __init__(self, is_users: Callable[[str], bool]) -> None:

@@ -15,10 +15,8 @@ from sparkdl.train.run import Run
 def log_module(run: Run) -> None:
     """Log the trained module to the active MLflow run, as a model of the columns that it was trained on.
 
-    What a transform or ``collate`` makes of the columns is what the model takes.
-
-    Raises:
-        ConfigError: if rows differ in length, or the module cannot be saved without a pickle.
+    What a transform or ``collate`` makes of the columns is what the model takes. Raises ConfigError if rows
+    differ in length, or a pickle is needed to save it.
     """
     plan = run.data.plan
     ragged = [column.source for column in plan.columns if column.ragged]

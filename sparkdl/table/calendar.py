@@ -21,12 +21,9 @@ VALUES: dict[Part, tuple[str, ...]] = {
 
 
 def part_of(values: Array, part: Part, are_days: bool) -> Array:
-    """Return a part of dates or timestamps, from 0.
+    """Return a part of dates or timestamps, from 0: weekday (Monday is 0), month (January is 0) or hour.
 
-    Args:
-        values: days, or seconds in UTC, since 1970-01-01; no NaN.
-        part: weekday (Monday is 0), month (January is 0) or hour.
-        are_days: whether they are days.
+    ``values`` are days, or seconds in UTC, since 1970-01-01; no NaN.
     """
     if part == "hour":
         hours: Array = np.floor(np.mod(values, _DAY) / 3600).astype(np.int64)

@@ -152,16 +152,9 @@ class TableEncoding:
         return "\n".join(lines)
 
     def encode(self, table: Mapping[str, pa.Array]) -> dict[str, Array]:
-        """Encode columns.
+        """Encode columns, into :attr:`outputs`, shape (rows, width); those that are not read may be missing.
 
-        Args:
-            table: Arrow columns of one length; those that are not read may be missing.
-
-        Returns:
-            The arrays of :attr:`outputs`, shape (rows, width).
-
-        Raises:
-            DataError: naming the column that is missing, or holds values of another kind.
+        Raises DataError naming the column that is missing, or holds values of another kind.
         """
         plain = {name: self.plain(name, table) for name in self.columns}
         rows = len(next(iter(plain.values())))

@@ -61,8 +61,7 @@ def add_encoding(path: str | os.PathLike[str], encoding: TableEncoding) -> None:
 def feeds(encoding: TableEncoding, table: Mapping[str, Any]) -> dict[str, Array]:
     """Return the columns of a table as the inputs of such a graph.
 
-    Raises:
-        DataError: naming column and row of null, or of an empty text, where the two cannot be told apart.
+    DataError names column and row of null, or of an empty text, where the two cannot be told apart.
     """
     found: dict[str, Array] = {}
     for name in encoding.columns:

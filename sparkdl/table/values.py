@@ -26,11 +26,9 @@ _LATEST = {"date": float(2**31), "timestamp": 2.0**63 / 1e6}
 
 
 def arrow(name: str, values: Any) -> pa.Array:
-    """Return a column of any origin as an Arrow array.
+    """Return a column of any origin, an Arrow array, pandas series, numpy array, list, as an Arrow array.
 
-    Args:
-        name: of the column, for errors.
-        values: an Arrow array, a pandas series, a numpy array or a list; ``None`` and NaN are null.
+    ``None`` and NaN are null.
     """
     if isinstance(values, pa.ChunkedArray):
         return values.combine_chunks()
@@ -77,12 +75,8 @@ def texts(name: str, column: pa.Array) -> pa.Array:
 def doubles(name: str, column: pa.Array, kind: Kind, zone: str = UTC) -> Array:
     """Return a column of numbers, dates as days and timestamps as seconds; NaN for null.
 
-    Args:
-        name: of the column, for errors.
-        column: its values.
-        kind: of the values in the fit.
-        zone: of the clock that times without a zone follow, and in which an instant has its date. Dates
-            begin at its midnight.
+    ``kind`` is that of the fit. ``zone`` is of the clock that times without a zone follow, and in which an
+    instant has its date. Dates begin at its midnight.
     """
     found = column.type
     scale = 1.0

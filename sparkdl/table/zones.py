@@ -49,10 +49,7 @@ def localized(name: str, times: pa.Array, zone: str) -> pa.Array:
     """Return instants: those with a zone as they are, others as the zone's clock shows them.
 
     Of two instants at which it shows the same the first is taken, and a time that it skips is as far behind
-    the last one before: as Java does.
-
-    Raises:
-        DataError: naming the column, if Arrow does not know the zone.
+    the last one before: as Java does. Raises DataError if Arrow does not know the zone.
     """
     if times.type.tz is not None or zone == UTC:
         return times

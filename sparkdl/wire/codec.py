@@ -113,13 +113,9 @@ def has_error_feedback(codec: Codec) -> bool:
 
 
 def encode(codec: Codec, values: Array) -> Encoded:
-    """Encode values to be sent; casts round to nearest, ties to even.
+    """Encode a shard's gradient, float32 or float64, shape (n,); casts round to nearest, ties to even.
 
     Values that are not finite are written so that they are not finite when they arrive.
-
-    Args:
-        codec: how.
-        values: gradient of a shard, float32 or float64, shape (n,).
     """
     if codec == "fp32" or not values.size:
         return _as_they_are(values)

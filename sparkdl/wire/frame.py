@@ -49,9 +49,7 @@ class Frame:
 def pack(meta: Mapping[str, Any], arrays: Mapping[str, Array] | None = None) -> Parts:
     """Lay out a frame as buffers to be written one after the other.
 
-    Args:
-        meta: JSON-compatible scalars, lists and dicts; NaN and infinities survive.
-        arrays: C-contiguous arrays by name; they are referenced, not copied.
+    ``meta`` is JSON-compatible, NaN and infinities survive; C-contiguous arrays are referenced, not copied.
     """
     arrays = arrays or {}
     table = [(name, a.dtype.str, a.shape) for name, a in arrays.items()]
@@ -71,14 +69,9 @@ def _bytes_of(array: Array) -> memoryview:
 
 
 def unpack(packed: Packed, *, writable: bool = False) -> Frame:
-    """Read a frame back.
+    """Read a frame, also as :func:`pack` has just laid it out, back.
 
-    Args:
-        packed: the frame, or what :func:`pack` has just laid out.
-        writable: whether the arrays may be overwritten, if their memory allows it.
-
-    Returns:
-        The frame; its arrays are views, read-only unless otherwise said.
+    Its arrays are views, read-only unless ``writable``, if their memory allows it.
     """
     first, *more = laid_out = parts(packed)
     frame = _unpack_parts(laid_out) if more else _unpack(first)

@@ -23,13 +23,10 @@ HEAD = struct.Struct("<IIQQ40x")
 
 
 def cut(source: int, frames: Iterable[bytes | Parts], largest: int = PIECE_BYTES) -> Iterator[Parts]:
-    """Yield frames in pieces.
+    """Yield frames in pieces of ``largest`` bytes at most.
 
-    Args:
-        source: who sends them. Pieces of two frames of the same sender must not arrive mixed with each other
-            unless they are from the same call.
-        frames: the frames.
-        largest: bytes of a piece, at most.
+    Pieces of two frames of the same ``source`` must not arrive mixed with each other unless they are from the
+    same call.
     """
     for number, data in enumerate(frames):
         yield from pieces_of(source, number, data, largest)
@@ -55,12 +52,7 @@ def pieces_of(source: int, number: int, data: bytes | Parts, largest: int) -> It
 
 
 def joined(frames: Iterable[bytes], *, in_files: bool = False) -> Iterator[Buffer]:
-    """Yield frames that have arrived in pieces, each when its last piece has come.
-
-    Args:
-        frames: the pieces.
-        in_files: whether large frames are in files, mapped to memory, and not in memory.
-    """
+    """Yield frames that arrive in pieces, each when it is whole; ``in_files`` maps large ones from files."""
     return (data for _, data in joined_by_source(frames, in_files=in_files))
 
 

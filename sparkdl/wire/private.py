@@ -42,8 +42,7 @@ def make_folder(path: str | os.PathLike[str]) -> None:
 def executor_folder(name: str) -> Path | None:
     """Return a folder of the executor's, made if need be, in which nobody else can have put files.
 
-    Returns:
-        The folder; ``None`` outside of executors, or where another user has made it.
+    It is ``None`` outside of executors, or where another user has made it.
     """
     if not os.environ.get(_LOCAL_DIRS):
         return None

@@ -86,12 +86,9 @@ class TouchedRows:
         return np.concatenate(parts) if parts else values[:0]
 
     def put(self, packed: Array, values: Array, start: int = 0) -> None:
-        """Write covered elements into a vector, or into a stretch of one.
+        """Write covered elements, as from :meth:`take`, into a vector, or into a stretch of one.
 
-        Args:
-            packed: as from :meth:`take`.
-            values: elements from ``start`` on; elements that are not covered do not change.
-            start: position of the first one in the flat vector.
+        ``values`` are its elements from ``start`` on; those that are not covered do not change.
         """
         if self.is_whole:
             np.copyto(values, packed)
