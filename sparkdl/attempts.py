@@ -35,34 +35,21 @@ _log = logging.getLogger("sparkdl")
 
 @dataclass(frozen=True, slots=True)
 class CheckpointPlace:
-    """A folder of checkpoints, as an attempt left it.
+    """A folder of checkpoints, as an attempt left it."""
 
-    Attributes:
-        newest: iteration of the last checkpoint that the attempt wrote there; 0 for none.
-        ended: whether its last run there came to its end.
-    """
-
-    newest: int = 0
-    ended: bool = False
+    newest: int = 0  # iteration of the last checkpoint that the attempt wrote there; 0 for none
+    ended: bool = False  # whether its last run there came to its end
 
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """What a driver said of its attempt.
+    """What a driver said of its attempt."""
 
-    Attributes:
-        pid: its process; 0 if no driver came so far as to import sparkdl.
-        places: folders of checkpoints.
-        ended: whether its interpreter ended in order.
-        lost: what ended it, if its SparkContext was gone or no executor had come; empty otherwise.
-        failed: the exception that ended it; empty without one.
-    """
-
-    pid: int = 0
-    places: tuple[tuple[str, CheckpointPlace], ...] = ()
-    ended: bool = False
-    lost: str = ""
-    failed: str = ""
+    pid: int = 0  # its process; 0 if no driver came so far as to import sparkdl
+    places: tuple[tuple[str, CheckpointPlace], ...] = ()  # folders of checkpoints
+    ended: bool = False  # whether its interpreter ended in order
+    lost: str = ""  # what ended it, if its SparkContext was gone or no executor had come
+    failed: str = ""  # the exception that ended it
 
     def to_json(self) -> dict[str, Any]:
         """Return the note as a file holds it."""
@@ -91,11 +78,7 @@ class Note:
 
 
 class Notes:
-    """A folder with one note for each attempt: a local folder, or any that fsspec opens.
-
-    Raises:
-        ConfigError: if no installed package opens such URLs.
-    """
+    """A folder with one note for each attempt: a local folder, or any that fsspec opens; else ConfigError."""
 
     def __init__(self, folder: str) -> None:
         from fsspec.core import url_to_fs

@@ -45,10 +45,8 @@ class Raw(str):
 def sparkline(values: Sequence[float], label: str, size: tuple[int, int] = SMALL) -> Raw:
     """Return values as a small line in SVG; empty if fewer than two are finite.
 
-    Args:
-        values: in order; what is not finite leaves a gap, many are averaged in groups.
-        label: names the line for readers that do not see it.
-        size: width and height in pixels.
+    What is not finite leaves a gap, many are averaged in groups. ``label`` names the line for readers that do
+    not see it; ``size`` is width and height in pixels.
     """
     width, height = size
     points = thinned(values, _POINTS)

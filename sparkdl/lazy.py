@@ -12,9 +12,7 @@ def lazy(
 ) -> tuple[list[str], Callable[[str], Any], Callable[[], list[str]]]:
     """Return ``__all__``, ``__getattr__`` and ``__dir__`` of a package.
 
-    Args:
-        package: its name.
-        homes: by the name of a module, the public names that it defines, with blanks between them.
+    ``homes`` has, by the name of a module, the public names that it defines, with blanks between them.
     """
     home = {name: module for module, names in homes.items() for name in names.split()}
 

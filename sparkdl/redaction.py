@@ -47,9 +47,8 @@ def text(shown: str) -> str:
 def confs(found: Mapping[str, str]) -> dict[str, str]:
     """Return Spark confs as they may be shown: as Spark does, by names and values that a pattern finds.
 
-    Args:
-        found: the confs. A pattern among them, ``spark.redaction.regex``, finds further ones; all values are
-            hidden if Python cannot read it.
+    A pattern among them, ``spark.redaction.regex``, finds further ones; all values are hidden if Python
+    cannot read it.
     """
     patterns = [_SECRET]
     try:
