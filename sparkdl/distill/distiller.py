@@ -167,9 +167,8 @@ class Distiller:
             if self._keep is not None and any(_is_asked(teacher) for teacher in found.teachers):
                 dataset, step = self._kept(found, tried)
                 stack.enter_context(dataset)
-            trainer = Trainer(
-                tried.student, step=step, optimizer=self._optimizer, config=self._named_config()
-            )
+            config = replace(self.config, name=self.config.name or type(self.student).__name__)
+            trainer = Trainer(tried.student, step=step, optimizer=self._optimizer, config=config)
             try:
                 result = trainer.fit(dataset, found.validation, resume=resume, rows=rows)
             except BaseException as error:
@@ -268,9 +267,6 @@ class Distiller:
         live = [teacher for number, teacher in enumerate(found.teachers) if number not in asked]
         kept = [(teacher.weight, encoding) for teacher, encoding in asked.values()]
         return data, DistillStep(self._loss, [], live, kept)
-
-    def _named_config(self) -> TrainConfig:
-        return replace(self.config, name=self.config.name or type(self.student).__name__)
 
 
 def _outputs(

@@ -39,12 +39,9 @@ def _columns(run: Run, inputs: Any) -> list[str]:
     """Return the names of the inputs: those of their columns, where a transform left as many."""
     sources = {column.key: column.source for column in run.data.plan.columns}
     names = [sources[key] for key in run.data.plan.features.keys]
-    keys = list(inputs) if isinstance(inputs, Mapping) else range(len(inputs) if _several(inputs) else 1)
+    several = isinstance(inputs, tuple | list)
+    keys = list(inputs) if isinstance(inputs, Mapping) else range(len(inputs) if several else 1)
     return names if len(names) == len(keys) else [_named("input", key) for key in keys]
-
-
-def _several(inputs: Any) -> bool:
-    return isinstance(inputs, tuple | list)
 
 
 def _named(what: str, key: int | str | None) -> str:

@@ -212,7 +212,7 @@ class Publisher:
             return self._publish(self._make(module), iteration, batches)
 
     def _publish(self, model: Any, iteration: int, batches: int) -> str:
-        target, changes = self._full(iteration), tuple[ChangesFile, ...]()
+        target, changes = join(self._root, name_of(iteration)), tuple[ChangesFile, ...]()
         there = metadata_in(self._store, target)
         if there is None:
             changes = self._write_changes(model.module, iteration)
@@ -365,9 +365,6 @@ class Publisher:
                 inner = self._store.entries(join(folder, name))
                 self._store.delete_files(join(folder, name), [n for n, plain in inner.items() if plain])
         self._store.delete_files(folder, [])
-
-    def _full(self, iteration: int) -> str:
-        return join(self._root, name_of(iteration))
 
 
 @dataclass(frozen=True, slots=True)

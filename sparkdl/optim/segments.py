@@ -6,7 +6,7 @@ from bisect import bisect_right
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from sparkdl.wire.layout import ParamLayout, TensorPlace
+from sparkdl.wire.layout import ParamLayout
 
 
 class Segment(NamedTuple):
@@ -20,7 +20,7 @@ class Segment(NamedTuple):
 
 def segments(layout: ParamLayout, start: int, stop: int) -> Iterator[Segment]:
     """Yield the parameters in elements [start, stop), in order; those without elements are left out."""
-    first = bisect_right(layout.params, start, key=_end)
+    first = bisect_right(layout.params, start, key=lambda spec: spec.end)
     for index in range(first, len(layout.params)):
         spec = layout.params[index]
         if spec.offset >= stop:
@@ -29,7 +29,3 @@ def segments(layout: ParamLayout, start: int, stop: int) -> Iterator[Segment]:
         if spec.offset < end:
             whole = start <= spec.offset and end <= stop
             yield Segment(index, max(spec.offset, start), min(end, stop), whole)
-
-
-def _end(spec: TensorPlace) -> int:
-    return spec.end

@@ -88,8 +88,10 @@ def plot(history: Columns) -> Figure:
         _draw_phases(axes["Seconds per iteration, by phase"], iterations, history)
         marked = _draw_epochs(list(axes.values()), history)
         axes["Loss"].set_xlim(iterations[0] - 0.5, iterations[-1] + 0.5)
-    for ax in _bottom(axes, rows):
-        ax.set_xlabel("iteration (lines: epochs)" if marked else "iteration", color=_FAINT, fontsize=9)
+    for title in dict.fromkeys(rows[-1]):
+        axes[title].set_xlabel(
+            "iteration (lines: epochs)" if marked else "iteration", color=_FAINT, fontsize=9
+        )
     return figure
 
 
@@ -143,10 +145,6 @@ def _duration(seconds: float) -> str:
     if hours:
         return f"{hours} h {minutes} min"
     return f"{minutes} min {seconds % 60:.0f} s" if minutes else f"{seconds:.1f} s"
-
-
-def _bottom(axes: dict[str, Axes], rows: list[list[str]]) -> list[Axes]:
-    return [axes[title] for title in dict.fromkeys(rows[-1])]
 
 
 def _style(ax: Axes, title: str) -> None:

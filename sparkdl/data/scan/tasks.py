@@ -26,7 +26,7 @@ from sparkdl.data.scan.reader import MANIFEST, READING, first_rows
 from sparkdl.data.scan.schema import is_nested
 from sparkdl.data.scan.storage import Storage, file_system
 from sparkdl.data.store.partition import Token, new_partition
-from sparkdl.exceptions import ConfigError, DataError, SparkdlError
+from sparkdl.exceptions import ConfigError, DataError
 from sparkdl.wire import frame
 from sparkdl.wire.frame import Array, Frame, Parts
 from sparkdl.wire.private import FILE_MODE, local_folders
@@ -49,11 +49,7 @@ def _answer(work: Callable[[], Parts]) -> Parts:
     try:
         return work()
     except (DataError, ConfigError) as error:
-        return frame.pack({"error": _message(error), "code": error.code})
-
-
-def _message(error: SparkdlError) -> str:
-    return str(error.args[0])
+        return frame.pack({"error": str(error.args[0]), "code": error.code})
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,6 @@ from sparkdl.ml.stages.udf import by_rows, has_arrow_udf, has_udt, make_udf
 from sparkdl.table.encoding import TableEncoding
 from sparkdl.table.values import Kind
 from sparkdl.table.zones import UTC
-from sparkdl.wire.frame import Array
 
 if TYPE_CHECKING:
     from pyspark.sql import Column as SqlColumn
@@ -125,7 +124,4 @@ class _Task:
             if len(columns) < len(self.encoding.columns):
                 columns = tuple(columns[0].flatten())
             found = self.encoding.encode(dict(zip(self.encoding.columns, columns, strict=True)))
-            yield self._struct([found[name] for name in self.names])
-
-    def _struct(self, arrays: Sequence[Array]) -> pa.Array:
-        return pa.StructArray.from_arrays([lists(array) for array in arrays], self.names)
+            yield pa.StructArray.from_arrays([lists(found[name]) for name in self.names], self.names)

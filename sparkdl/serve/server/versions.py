@@ -67,7 +67,7 @@ class Versions:
         async with self._reloading:
             before = self.current.model.version
             try:
-                if not force and await asyncio.to_thread(self._found) == before:
+                if not force and (await asyncio.to_thread(read_version, self._path)).name == before:
                     return False
                 self.current = await self._attempt(self._load if force else self._next)
             except Exception as error:
@@ -94,6 +94,3 @@ class Versions:
         while True:
             await asyncio.sleep(seconds)
             await self.reload(force=False)
-
-    def _found(self) -> str:
-        return read_version(self._path).name

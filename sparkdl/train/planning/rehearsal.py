@@ -185,7 +185,7 @@ class Stage:
         ranks = len(sample.store().partitions)
         work = sum(statistics.fmean(history.column(f"phases.{name}")[group:]) for name in _WORK)
         direct = statistics.fmean(history.column("direct")) > 0.5
-        exchange = _exchange(self.wanted, self.data, ranks, options)
+        exchange: Any = options.get("exchange") or self.wanted.choose(self.data.access, ranks)
         self._state_bytes = max(self._state_bytes, max(history.column("bytes.state")))
         self._host_cores = min((found.cores for found in watch.executors), default=0)
         return FitTimes(
@@ -235,7 +235,3 @@ class Stage:
         with ErrorsCarryResult() as kept:  # not fit(): it may have been asked to rehearse, too
             result: FitResult = trainer._fit(sample, None, False, "same", kept)
         return result.history, watch
-
-
-def _exchange(wanted: Wanted, data: Dataset, ranks: int, options: dict[str, Any]) -> Any:
-    return options.get("exchange") or wanted.choose(data.access, ranks)
