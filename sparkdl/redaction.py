@@ -47,8 +47,7 @@ def text(shown: str) -> str:
 def confs(found: Mapping[str, str]) -> dict[str, str]:
     """Return Spark confs as they may be shown: as Spark does, by names and values that a pattern finds.
 
-    A pattern among them, ``spark.redaction.regex``, finds further ones; all values are hidden if Python
-    cannot read it.
+    ``spark.redaction.regex`` among them finds further ones; if Python cannot read it, all are hidden.
     """
     patterns = [_SECRET]
     try:

@@ -118,8 +118,7 @@ class Pad:
 def check_mask(inputs: Any, name: RowName) -> None:
     """Check that each row's mask is as long as its tokens: filled up, both would fit and mean other tokens.
 
-    Only rows of one dimension are looked at: a mask may be of two, for each token and each that it attends
-    to.
+    Only rows of one dimension are looked at: a mask may be of two, for each token and those it attends to.
     """
     if not isinstance(inputs, Mapping) or TOKENS not in inputs or MASK not in inputs:
         return

@@ -96,8 +96,7 @@ def plan_dataframe(
 ) -> tuple[TablePlan, list[SqlColumn]]:
     """Check the chosen columns against a DataFrame's schema; return the plan, and SQL for each column.
 
-    With ``ragged``, arrays without an explicit shape may differ in length. DataError names a column that is
-    missing or no tensor.
+    With ``ragged``, arrays without an explicit shape may differ in length. DataError names a bad column.
     """
     groups = {"features": spread(features), "label": label, "weight": weight}
     structures = {role: structure_of(value, role) for role, value in groups.items()}

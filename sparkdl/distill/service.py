@@ -110,8 +110,7 @@ class ServiceAnswers(Answering):
     def check(self, inputs: Any) -> None:
         """Check that a server answers, and that it takes these inputs and gives the column.
 
-        Raises ConfigError for another model, ModelError if none answers, unless the student may go on
-        without.
+        Raises ConfigError for another model, ModelError if none answers and the student needs one.
         """
         model = self.client.model()
         if model is None:

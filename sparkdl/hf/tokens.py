@@ -40,8 +40,7 @@ class UserTokenizer:
 def given(tokenizer: Any) -> UserTokenizer:
     """Read a tokeniser.
 
-    It is the path of a ``tokenizer.json`` or of its folder, a fast one of ``transformers``, or one of
-    ``tokenizers``.
+    It is a path of a ``tokenizer.json`` or its folder, a fast one of ``transformers``, or of ``tokenizers``.
     """
     if isinstance(tokenizer, str | os.PathLike):
         return _of_path(Path(tokenizer))

@@ -59,8 +59,7 @@ class TableRule:
 class KeyedTable:
     """Rows by id, with their optimizer state, in memory with the bound of ``memory`` if it is there.
 
-    ``scalars`` is the optimizer's state of the table as a whole; ``hot`` counts hot ids among the look-ups
-    counted last.
+    ``scalars`` is the optimizer's state of the table as a whole; ``hot`` counts hot ids of the last look-ups.
     """
 
     def __init__(self, rule: TableRule, memory: RowMemory | None = None) -> None:
@@ -228,8 +227,7 @@ class KeyedTable:
     def changes(self, ids: Ids, gone: Ids, iteration: int) -> Entries:
         """Return the change that an iteration has made.
 
-        ``ids`` are those that it has written, of which some may have no entry, ``gone`` those that it has
-        evicted before.
+        ``ids`` are those that it has written, also some without an entry, ``gone`` those evicted before.
         """
         if self._logged >= iteration > 0:
             return self.entries()

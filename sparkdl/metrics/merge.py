@@ -65,8 +65,7 @@ def pack(metrics: Mapping[str, AnyMetric]) -> tuple[dict[str, Any], dict[str, Ar
 def merge(metrics: Mapping[str, AnyMetric], parts: Sequence[Frame]) -> None:
     """Give fresh metrics the states of all parts together, in partition order.
 
-    Frames have the table of :func:`pack` as ``states`` of their meta. ConfigError names a state that cannot
-    be merged.
+    Frames' meta have the table of :func:`pack` as ``states``. ConfigError names one that cannot be merged.
     """
     for name, metric in metrics.items():
         for path, leaf in leaves(metric):

@@ -195,8 +195,7 @@ def higher_is_better(specs: Mapping[str, MetricSpec], score: str) -> bool | None
 def scores(name: str, metric: AnyMetric) -> dict[str, float]:
     """Compute a metric and return one score under its name, or several, under their own if it is empty.
 
-    They are ``name/key`` for dicts, ``name/0`` for vectors and tuples. Raises ConfigError if something is no
-    number.
+    They are ``name/key`` for dicts, ``name/0`` for vectors and tuples. ConfigError if one is no number.
     """
     return dict(_flatten(name, metric.compute(), name))
 

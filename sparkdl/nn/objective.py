@@ -189,8 +189,7 @@ def as_scalar(value: Any, what: str) -> float:
 def mean_loss(loss: Loss, output: Any, batch: Batch) -> Tensor:
     """Evaluate the loss on a batch as a scalar mean.
 
-    Raises ModelError if it is neither a scalar nor one value per sample, or a scalar although samples have
-    weights.
+    ModelError if it is neither a scalar nor one value per sample, or a scalar where samples have weights.
     """
     target = batch.inputs if batch.label is None else batch.label
     return _scalar_mean(loss(output, target), batch, "the loss")

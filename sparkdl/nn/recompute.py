@@ -23,8 +23,7 @@ def recompute(module: nn.Module, patterns: Sequence[str], compiled: bool = False
 
     Random numbers and buffers are put back for the second forward pass, so that dropout draws the same and
     BatchNorm counts a batch once: gradients and buffers are the same to the bit. ``patterns`` are names, or
-    for :mod:`fnmatch`. If the module is going to be ``compiled``, those of the submodules that have buffers
-    are not.
+    for :mod:`fnmatch`. If the module is to be ``compiled``, submodules with buffers are not.
     """
     names = [name for name, _ in module.named_modules() if name]
     for pattern in patterns:

@@ -59,8 +59,7 @@ class Signature:
     def probe(cls, module: nn.Module, inputs: Sequence[TensorSpec]) -> Signature:
         """Run a module on zeros and describe its output.
 
-        ModelError is raised if the module fails, or gives something else than tensors whose first dimension
-        counts rows.
+        Raises ModelError if it fails, or gives others than tensors whose first dimension counts rows.
         """
         zeros = [torch.from_numpy(np.zeros((_PROBE_ROWS, *_known(i.shape)), i.dtype)) for i in inputs]
         return cls.of_rows(module, group(zeros, [str(i.key) for i in inputs if i.key is not None]))

@@ -32,10 +32,7 @@ P = TypeVar("P", bound=StreamPiece)
 
 
 def of_json(value: Any) -> str:
-    """Return the checksum of a value that came from JSON, in any order of names.
-
-    RecursionError if too deep.
-    """
+    """Return the checksum of a JSON value, in any order of names; RecursionError if nested too deeply."""
     return hashlib.sha256(json.dumps(value, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 

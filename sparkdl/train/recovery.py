@@ -139,8 +139,7 @@ class Recovery:
     def fetch(self, since: int = 0) -> Kept:
         """Copy the state of the shards to the driver, if need be after going back to the last commit.
 
-        ``since`` leaves out rows of embedding variables that have not changed since so many completed
-        iterations.
+        ``since`` leaves out rows of embedding variables unchanged since so many completed iterations.
         """
 
         def fetched() -> Kept:

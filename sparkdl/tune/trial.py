@@ -82,8 +82,7 @@ class Trial:
 def schedule_of(trials: Sequence[Trial], number: int, until: float = math.inf) -> list[dict[str, Any]]:
     """Return which params have trained the weights that a trial has after so many epochs.
 
-    They are, for each change of params, the epoch after which they held, and the params; the first from epoch
-    0.
+    For each change: the epoch after which params held, and the params; the first from epoch 0.
     """
     trial = trials[number]
     copies = [copy for copy in trial.copies if copy["epoch"] < until]

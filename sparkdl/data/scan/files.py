@@ -85,8 +85,7 @@ def _root(path: str) -> str:
 def why_not_all(system: Any, folder: str, path: str, seen: set[str]) -> str:
     """Return why the rows of a folder's files are not those of a table; empty if nothing says so.
 
-    ``folder`` is as the file system knows it, ``path`` as a caller gave it. ``seen`` are folders, grown here,
-    of which nothing says so.
+    ``folder`` is the file system's, ``path`` the caller's; ``seen`` gains folders of which nothing says so.
     """
     parts = folder.rstrip("/").split("/")
     for number in range(len(parts), 0, -1):
@@ -156,8 +155,8 @@ def listed_files(
 ) -> list[File]:
     """Return the files of a table, of which its metadata tell; called in a task.
 
-    ``listed`` has of each the name for errors, the path and the bytes; ``table``, ``says`` and ``gone`` go
-    into errors.
+    ``listed`` has each file's name for errors, path and bytes; ``table``, ``says`` and ``gone`` are of
+    errors.
     """
     found = []
     infos = system.get_file_info([path for _, path, _ in listed])

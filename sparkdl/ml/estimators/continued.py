@@ -81,8 +81,7 @@ def _first(estimator: Any, read: Callable[[str, str], T | None]) -> T | None:
 def warm_start(estimator: Any) -> str | None:
     """Return from where an estimator goes on with other rows.
 
-    ``None`` if it begins: also if it is to go on from its own checkpoints and there are none yet, as on the
-    first day.
+    ``None`` if it begins, also if there are no checkpoints of its own to go on from, as on the first day.
     """
     warm: str | None = value_of(estimator, estimator.warmStartFrom)
     first = warm and warm == value_of(estimator, estimator.checkpointPath) and latest(warm) is None

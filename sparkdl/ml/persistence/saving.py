@@ -227,8 +227,7 @@ def described(
 ) -> tuple[dict[str, Any], dict[str, Iterable[weights.Chunk]]]:
     """Return our entry in the metadata of an estimator or model, and its other files as pieces, by name.
 
-    Raises ConfigError if a value needs a pickle that is not allowed, SerializationError if it cannot be
-    pickled.
+    Raises ConfigError if a pickle is needed and not allowed, SerializationError if it cannot be made.
     """
     content = content_of(instance)
     info, code = saved.describe(content, allow_pickle)

@@ -34,8 +34,7 @@ def backtest(
 ) -> DataFrame:
     """Return the errors of an estimator, see :meth:`TimeSeriesEstimator.backtest`.
 
-    ``forecast`` fits to all but so many last steps, and returns forecasts that begin so many steps before the
-    end.
+    ``forecast`` fits to all but so many last steps, and forecasts from so many steps before the end.
     """
     begins = origins(windows, step, estimator.getHorizon())
     scored(estimator, metrics)  # a metric that is none is told before the fit

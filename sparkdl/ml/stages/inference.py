@@ -380,8 +380,7 @@ def _array_of(spec: TensorSpec) -> Literal["floats", "doubles", "longs"]:
 def look(model: Any, df: Any) -> Signature:
     """Run a model's module on the first rows of a DataFrame, of Spark or pandas, and describe it.
 
-    Raises ConfigError for no rows or a stream, DataError for missing or unusable columns, ModelError if the
-    module fails.
+    Raises ConfigError for no rows or a stream, DataError for missing or unusable columns, or ModelError.
     """
     if is_pandas(df):
         plan, arrays = plan_pandas(df.head(2), model.inputColumns(), None, None)

@@ -74,8 +74,7 @@ class OutputColumn:
     def to_arrow(self, values: Array, mask: Array | None = None, *, vectors: bool = True) -> pa.Array:
         """Return the column's values of some rows.
 
-        ModelError is raised for a shape of another kind of column, ConfigError if thresholds are not as many
-        as classes.
+        Raises ModelError for a shape of another kind, ConfigError if thresholds are not as many as classes.
         """
         rows, shape = len(values), values.shape[1:]
         if self.kind in ("number", "long"):

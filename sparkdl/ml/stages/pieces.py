@@ -172,8 +172,7 @@ class PieceTask:
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield a report, one row, when all pieces are written.
 
-        Raises DataError if the rows are others than before, or one cannot be scored, ModelError if the module
-        fails.
+        Raises DataError for other rows than before, or one that cannot be scored, or ModelError.
         """
         partition = partition_id()
         folder, rest = Pieces(self.path), _Rest(batches)

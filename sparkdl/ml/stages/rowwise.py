@@ -107,8 +107,7 @@ def add_column(
 class Rowwise:
     """Calls a function row by row; where it cannot work, the error names the row, or the result is null.
 
-    Arrays are returned as their bytes, for a binary column. With ``lenient``, a row that cannot be used gives
-    ``None``.
+    Arrays are returned as their bytes, for a binary column. With ``lenient``, bad rows give ``None``.
     """
 
     def __init__(self, function: Callable[..., Any], column: str, lenient: bool) -> None:

@@ -131,8 +131,7 @@ class CheckpointStore:
     def rename(self, source: str, target: str, first: str = "") -> None:
         """Rename a folder, all its files at once where the store can do so.
 
-        Raises FileExistsError if the target is there already, and has changed nothing then; OSError if it
-        fails.
+        Raises FileExistsError, and changes nothing, if the target is there; OSError if it fails.
         """
         if self.exists(target) and (not self.local or self.entries(target)):
             raise FileExistsError(f"{target} is there already")

@@ -48,8 +48,7 @@ class Validator:
     ) -> None:
         """Evaluate all sets; the monitored score enters the state. ``call`` calls a method of all hooks.
 
-        ``publish`` makes weights available anew for each set: a hook that replaces the weights releases those
-        before.
+        ``publish`` makes weights available anew for each set: hooks that replace them release those before.
         """
         run = self._run
         done = {row["name"] for row in run.history.validations if row["iteration"] == run.state.iteration}

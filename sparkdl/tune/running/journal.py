@@ -64,8 +64,7 @@ class Journal:
     """Lines and states of a search, in a folder of the driver's machine; ``None`` for one deleted at the end.
 
     ``before`` is the setting as earlier releases wrote it, without what they did not. Raises ConfigError if a
-    search is there that is not to be resumed, or has another setting, or that another program goes on with
-    now.
+    search is there that is not to be resumed, has another setting, or is in use.
     """
 
     def __init__(
