@@ -202,7 +202,6 @@ class KeyedTable:
         return gone
 
     def _drop(self, ids: Ids) -> None:
-        """Remove entries."""
         numbers = self._store.find(ids)
         chosen = np.ones(len(self._store), np.bool_)
         chosen[numbers[numbers >= 0]] = False
@@ -249,7 +248,6 @@ class KeyedTable:
         return replace(found, pages=self._pages.changed(since), spread=self.rule.spread)
 
     def _entries(self, numbers: Places) -> Entries:
-        """Return the entries with these numbers."""
         log: dict[str, Any] = {"gone": self._gone, "gone_at": self._gone_at, "logged": self._logged}
         store, memory = self._store, self._memory
         if memory is None or len(numbers) <= store.at_once:

@@ -205,7 +205,6 @@ class TieredStore:
             yield self._ids.read(block).view(np.int64)[:, 0]
 
     def _ids_at(self, numbers: Places) -> Ids:
-        """Return the ids of entries."""
         ids: Ids = self._get(numbers, np.int64, 0, 1)[:, 0]
         return ids
 

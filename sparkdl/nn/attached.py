@@ -149,7 +149,6 @@ def warn_of_hooks(module: nn.Module, base: type) -> None:
 
 
 def _is_metric(value: Any) -> bool:
-    """Return whether a value is a metric object."""
     return hasattr(value, "compute") and hasattr(value, "reset")
 
 

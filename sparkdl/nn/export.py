@@ -173,7 +173,6 @@ def _example(example: Any) -> Inputs:
 
 
 def _tensors(tree: Any) -> list[Tensor]:
-    """Return the tensors of a tree in order."""
     found: list[Tensor] = []
     map_tensors(tree, lambda tensor: found.append(tensor) or tensor)  # type: ignore[func-returns-value]
     return found

@@ -237,7 +237,6 @@ def read_fitted(path: str, *, trust: Entry | Iterable[Entry] = ()) -> tuple[Any,
 
 
 def _zeros(plan: ColumnPlan) -> Array:
-    """Return a row of zeros."""
     if plan.ragged:
         return ragged.of_rows([np.zeros(1, plan.dtype)])
     return np.zeros((1, *(plan.shape or ())), plan.dtype)

@@ -288,7 +288,6 @@ class Fit:
 
 
 def _check_rows(rows: object, resume: object) -> None:
-    """Check the argument ``rows`` of ``fit``."""
     if rows not in ("same", "new"):
         raise ConfigError(f"rows={rows!r:.100}: expected 'same' or 'new'")
     if rows == "new" and resume is False:

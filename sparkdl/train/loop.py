@@ -312,7 +312,6 @@ class Loop:
         self._schedule.after_iteration()
 
     def _validate(self) -> None:
-        """Evaluate all validation sets."""
         self._ahead.settle()
         average = self.averaged() if self._averaged else None
         if average is None:

@@ -225,7 +225,6 @@ class FitsModule(HasAttributes, HasRunSetters, HasHyper, TorchWritable, TorchRea
         return sparsity.optimizers(module, {"lr": self.getLearningRate(), **hyper})
 
     def _options(self) -> dict[str, Any]:
-        """Return the Trainer's options."""
         end_when: Trigger = MaxEpoch(self.getMaxEpochs())
         limit = value_of(self, self.maxIter)
         if limit is not None:

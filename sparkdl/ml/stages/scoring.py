@@ -180,7 +180,6 @@ def _described(df: DataFrame, inference: Inference, rows: int) -> dict[str, Any]
 
 
 def _read(mark: bytes, path: str) -> dict[str, Any]:
-    """Read a mark."""
     try:
         found = json.loads(mark)
         seal = found.pop("seal")
