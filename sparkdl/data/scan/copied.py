@@ -60,11 +60,11 @@ class CopiedScan(StoreSource):
             )
 
     def peek(self, plan: TablePlan, rows: int) -> dict[str, Array]:
-        """See :class:`Source`."""
+        """See :class:`StoreSource`."""
         return self._scan.peek(plan, rows)
 
     def tokens(self, access: Access, plan: TablePlan, store: str, partitions: Partitions) -> Frames:
-        """See :class:`Source`."""
+        """See :class:`StoreSource`."""
         from pyspark.sql import functions as F
 
         assert isinstance(partitions, int)

@@ -75,7 +75,7 @@ class DataFrameSource(StoreSource):
         return df.select(F.monotonically_increasing_id().alias(ROW_ID), *self._expressions)
 
     def peek(self, plan: TablePlan, rows: int) -> dict[str, Array]:
-        """See :class:`Source`."""
+        """See :class:`StoreSource`."""
         first = self._selected(self._df).limit(rows).collect()
         if not first:
             return {}
@@ -86,7 +86,7 @@ class DataFrameSource(StoreSource):
         return found
 
     def tokens(self, access: Access, plan: TablePlan, store: str, partitions: Partitions) -> Frames:
-        """See :class:`Source`."""
+        """See :class:`StoreSource`."""
         df = self._numbered(access)
         dealt, places = 0, None
         if isinstance(partitions, int):
@@ -99,7 +99,7 @@ class DataFrameSource(StoreSource):
         return access.written(df, write, rows_per_batch(plan))
 
     def first(self, rows: int) -> StoreSource:
-        """See :class:`Source`."""
+        """See :class:`StoreSource`."""
         return DataFrameSource(self._df.limit(rows), self._expressions, self._vectors)
 
 
