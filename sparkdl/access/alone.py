@@ -66,7 +66,7 @@ class CalledChain:
         name: str,
         frame_bytes: int,
         *,
-        kept_bytes: int | None = None,
+        persisted_bytes: int | None = None,
     ) -> tuple[list[Buffer], list[bytes] | None]:
         """Run the stages."""
         arriving: list[bytes] = []
@@ -79,7 +79,7 @@ class CalledChain:
         found = list(pairs)
         results = [piece for to, piece in found if to == key(RESULT)]
         persisted = [piece for to, piece in found if to != key(RESULT)]
-        return list(joined(results)), persisted if kept_bytes is not None else None
+        return list(joined(results)), persisted if persisted_bytes is not None else None
 
     def forget(self, partition: int) -> None:
         """Forget where a partition's rows are, since its files are not there."""

@@ -105,7 +105,7 @@ class Chain(Protocol):
         name: str,
         frame_bytes: int,
         *,
-        kept_bytes: int | None = None,
+        persisted_bytes: int | None = None,
     ) -> tuple[list[Buffer], Persisted | None]:
         """Run the stages.
 
@@ -117,7 +117,7 @@ class Chain(Protocol):
             name: names the job in the Spark UI.
             frame_bytes: bytes of the first frame that a task sends to a partition, about; the second one is
                 small.
-            kept_bytes: length of a frame that stays after the last stage, about; ``None`` if none does.
+            persisted_bytes: length of a frame that stays after the last stage, about; ``None`` if none does.
         """
         ...
 

@@ -59,7 +59,7 @@ class StageChain:
         name: str,
         frame_bytes: int,
         *,
-        kept_bytes: int | None = None,
+        persisted_bytes: int | None = None,
     ) -> tuple[list[Buffer], JavaObject | None]:
         """Run the stages; see :class:`sparkdl.access.base.Chain`."""
         jobs, ranks = self._jobs, self._ranks
@@ -76,7 +76,7 @@ class StageChain:
             last = number == len(tasks)
             run = InPieces(task) if last else InPieces(task, pieces=cut, blocks=blocks)
             stage = jobs.stage(arriving, run, broadcasts, profile=self._profile)
-        return _collect(jobs, stage, shuffled, name, kept_bytes)
+        return _collect(jobs, stage, shuffled, name, persisted_bytes)
 
     def forget(self, partition: int) -> None:
         """Forget where a partition's rows are, since its files are not there."""
@@ -224,7 +224,7 @@ class GatheredStages:
         broadcasts: Sequence[Any],
         name: str,
         *,
-        kept_bytes: int | None = None,
+        persisted_bytes: int | None = None,
     ) -> tuple[list[Buffer], JavaObject | None]:
         """Run one stage.
 
@@ -234,19 +234,19 @@ class GatheredStages:
             hosts: for each task, where it is to run, and what it gets.
             broadcasts: broadcasts that it reads.
             name: names the job in the Spark UI.
-            kept_bytes: length of a frame that stays, about; ``None`` if none does.
+            persisted_bytes: length of a frame that stays, about; ``None`` if none does.
 
         Returns:
             Frames for the driver, and what stays, if that is complete.
         """
-        jobs, profile, by_rank = self.jobs, self.profile, kept_bytes is not None
+        jobs, profile, by_rank = self.jobs, self.profile, persisted_bytes is not None
         shuffled = None
         run = Gathered(task, [host.tokens for host in hosts], by_rank)
         stage = jobs.stage(jobs.located([host.executor for host in hosts]), run, broadcasts, profile=profile)
         if by_rank:  # a partition for each shard
             shuffled = jobs.shuffle(jobs.keyed(stage), self.ranks)
             stage = jobs.stage(jobs.values(shuffled), AtHome(), profile=profile)
-        results, persisted = _collect(jobs, stage, shuffled, name, kept_bytes)
+        results, persisted = _collect(jobs, stage, shuffled, name, persisted_bytes)
         found = [data for data in results if data != LACKING]
         if len(found) < len(results):
             jobs.unpersist(persisted)
@@ -255,7 +255,7 @@ class GatheredStages:
 
 
 def _collect(
-    jobs: FrameJobs, stage: JavaObject, shuffled: JavaObject | None, name: str, kept_bytes: int | None
+    jobs: FrameJobs, stage: JavaObject, shuffled: JavaObject | None, name: str, persisted_bytes: int | None
 ) -> tuple[list[Buffer], JavaObject | None]:
     """Run the job whose last stage this is.
 
@@ -264,12 +264,12 @@ def _collect(
         stage: yields keyed frames.
         shuffled: what it reads, which nobody needs afterwards.
         name: names the job in the Spark UI.
-        kept_bytes: length of a frame that stays, about; ``None`` if none does.
+        persisted_bytes: length of a frame that stays, about; ``None`` if none does.
     """
     persisted = None
-    if kept_bytes is not None:
+    if persisted_bytes is not None:
         persisted = stage
-        jobs.persist_replicated(persisted, kept_bytes)
+        jobs.persist_replicated(persisted, persisted_bytes)
     jobs.describe(name)
     try:
         results = jobs.select(jobs.keyed(stage), RESULT, drop=[] if persisted is None else [STATE])
@@ -348,14 +348,14 @@ class ShuffledSync:
         return self._collect(results, name, keyed=leaves)
 
     def finish(
-        self, task: ChainTask, name: str, *, kept_bytes: int | None
+        self, task: ChainTask, name: str, *, persisted_bytes: int | None
     ) -> tuple[list[Buffer], JavaObject | None]:
         """Run the last job, which keeps frames of about so many bytes, if any."""
-        keyed = kept_bytes is not None
+        keyed = persisted_bytes is not None
         results = self._stage(task, keyed=keyed)
-        if kept_bytes is not None:
+        if persisted_bytes is not None:
             self._persisted = results
-            self._jobs.persist_replicated(results, kept_bytes)
+            self._jobs.persist_replicated(results, persisted_bytes)
         return self._collect(results, name, keyed=keyed), self._persisted
 
     def _stage(self, task: ChainTask, *, keyed: bool) -> JavaObject:

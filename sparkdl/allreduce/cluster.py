@@ -11,8 +11,8 @@ from sparkdl._spark.errors import is_job_failure
 from sparkdl._spark.processes import LINGER_SECONDS, EndSurplus
 from sparkdl.access.base import Access, Persisted, Published
 from sparkdl.access.in_pieces import ChainTask
-from sparkdl.allreduce.kept import Kept
 from sparkdl.allreduce.persisted import PersistedShards
+from sparkdl.allreduce.shard_states import ShardStates
 from sparkdl.compute.worker import forget_fit
 from sparkdl.data.store.build import PartitionStore
 from sparkdl.data.store.placement import crowded
@@ -25,7 +25,7 @@ _log = logging.getLogger("sparkdl")
 class Shards(Protocol):
     """The state of the shards between groups, on two executors each."""
 
-    def fetch(self, persisted: Persisted, *, rows: bool = True) -> Kept:
+    def fetch(self, persisted: Persisted, *, rows: bool = True) -> ShardStates:
         """Copy the state of the shards, but for their weights, and rows if so wanted, to the driver."""
         ...
 
@@ -45,7 +45,7 @@ class Shards(Protocol):
         """Run a task over the state of each shard, and return the frames that it yields."""
         ...
 
-    def restore(self, kept: Kept) -> Persisted:
+    def restore(self, states: ShardStates) -> Persisted:
         """Let frames from :meth:`fetch` stay with the shards again."""
         ...
 

@@ -15,10 +15,10 @@ from sparkdl.access.base import Published
 from sparkdl.access.in_pieces import ChainTask
 from sparkdl.allreduce import fetching
 from sparkdl.allreduce.cluster import Cluster, Shards
-from sparkdl.allreduce.kept import Kept, Snapshot, with_rows
 from sparkdl.allreduce.outcome import Outcome, outcomes_of
 from sparkdl.allreduce.plan import Plan, Step
 from sparkdl.allreduce.row_layers import RowLayers
+from sparkdl.allreduce.shard_states import ShardStates, Snapshot, with_rows
 from sparkdl.allreduce.spreading import Spreading
 from sparkdl.allreduce.state import ModelState, Weights
 from sparkdl.allreduce.transport.base import Group, GroupResult, Transport
@@ -297,11 +297,11 @@ class Engine:
         average = None if model.persisted is None else self._shards.average(model.persisted)
         return model.weights.params if average is None else average
 
-    def fetch(self, model: ModelState) -> Kept:
+    def fetch(self, model: ModelState) -> ShardStates:
         """Copy the state of the shards, but for their weights, to the driver."""
         return fetching.whole(self._shards, model)
 
-    def fetch_changes(self, model: ModelState, since: int) -> list[Kept]:
+    def fetch_changes(self, model: ModelState, since: int) -> list[ShardStates]:
         """Copy the state of the shards to the driver, but of rows those that have changed since."""
         if not self._traits.keeps_rows or model.persisted is None:
             return [self.fetch(model)]
@@ -319,11 +319,11 @@ class Engine:
         return [] if model.persisted is None else fetching.run(self._shards, model, task, doing, since)
 
     def restore(
-        self, snapshot: Snapshot, kept: Kept, average_buffers: Array | None, iteration: int
+        self, snapshot: Snapshot, states: ShardStates, average_buffers: Array | None, iteration: int
     ) -> ModelState:
         """Go on from a copy on the driver: weights, and frames from :meth:`fetch`, of some iteration."""
         self._generation += 1
-        restored = self._shards.restore(kept) if kept else None
+        restored = self._shards.restore(states) if states else None
         weights, layers = Weights.of(self._cluster, snapshot), RowLayers(iteration=iteration)
         return ModelState(weights, restored, None, average_buffers, layers=layers)
 

@@ -6,26 +6,26 @@ from collections.abc import Callable
 
 from sparkdl.access.in_pieces import ChainTask
 from sparkdl.allreduce.cluster import Shards
-from sparkdl.allreduce.kept import Kept, joined_rows, unpacked
-from sparkdl.allreduce.row_layers import ChangedRows, as_kept, complete
+from sparkdl.allreduce.row_layers import ChangedRows, as_shard_states, complete
+from sparkdl.allreduce.shard_states import ShardStates, joined_rows, unpacked
 from sparkdl.allreduce.state import ModelState
 from sparkdl.keyed.entries import Entries
 from sparkdl.wire.frame import Frame
 
 
-def whole(shards: Shards, model: ModelState) -> Kept:
+def whole(shards: Shards, model: ModelState) -> ShardStates:
     """Return the state of the shards, but for their weights, with all rows."""
     found = shards.fetch(model.persisted)
     return complete([*_below(shards, model), found]) if model.layers.below else found
 
 
-def changes(shards: Shards, model: ModelState, since: int) -> list[Kept]:
+def changes(shards: Shards, model: ModelState, since: int) -> list[ShardStates]:
     """Return the state of the shards, and in layers the rows that have changed since so many iterations.
 
     The layers are for :func:`~sparkdl.allreduce.row_layers.complete`, to be put above those of that time.
     """
     above = [
-        as_kept(shards.rows(layer.persisted, ChangedRows(since)))
+        as_shard_states(shards.rows(layer.persisted, ChangedRows(since)))
         for layer in model.layers.since(model.persisted, since)
     ]
     state = shards.fetch(model.persisted, rows=False)
@@ -35,7 +35,7 @@ def changes(shards: Shards, model: ModelState, since: int) -> list[Kept]:
 
 def rows(shards: Shards, model: ModelState) -> dict[str, Entries]:
     """Return all rows, with the optimizer's state."""
-    own = as_kept(shards.rows(model.persisted))
+    own = as_shard_states(shards.rows(model.persisted))
     return joined_rows(unpacked(complete([*_below(shards, model), own])))
 
 
@@ -51,5 +51,5 @@ def run(
     ]
 
 
-def _below(shards: Shards, model: ModelState) -> list[Kept]:
-    return [as_kept(shards.rows(layer.persisted)) for layer in model.layers.below]
+def _below(shards: Shards, model: ModelState) -> list[ShardStates]:
+    return [as_shard_states(shards.rows(layer.persisted)) for layer in model.layers.below]

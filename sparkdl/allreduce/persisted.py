@@ -14,8 +14,8 @@ import numpy as np
 from sparkdl._spark.errors import is_job_failure, task_error
 from sparkdl.access.base import Access, Persisted
 from sparkdl.access.in_pieces import MORE, ChainTask, InPieces, InRounds, MadeInRounds, heap_of, per_round
-from sparkdl.allreduce.kept import Kept
 from sparkdl.allreduce.messages import Average, Master, OwnedRows
+from sparkdl.allreduce.shard_states import ShardStates
 from sparkdl.wire import frame
 from sparkdl.wire.frame import Array, Buffer, Frame
 from sparkdl.wire.pieces import cut, joined, joined_by_source
@@ -29,11 +29,11 @@ class PersistedShards:
     shards: int  # how many
     shard_bytes: int  # how long a shard of the weights is, about
 
-    def fetch(self, persisted: Persisted | None, *, rows: bool = True) -> Kept:
+    def fetch(self, persisted: Persisted | None, *, rows: bool = True) -> ShardStates:
         """Copy the state of the shards, but for their weights, to the driver."""
         if persisted is None:
             return []
-        found: Kept = [[] for _ in range(self.shards)]
+        found: ShardStates = [[] for _ in range(self.shards)]
         wanted = _is_not_master if rows else _is_state
         for index, data in self._collect(persisted, wanted, "fetch the optimizer's state"):
             found[index].append(bytes(data))
@@ -63,10 +63,10 @@ class PersistedShards:
             )
             return [frame.unpack(data) for data in joined(found)]
 
-    def restore(self, kept: Kept) -> Persisted:
+    def restore(self, states: ShardStates) -> Persisted:
         """Let frames from :meth:`fetch` stay with the shards again."""
         access = self.access
-        pieces = ((n, piece) for n, frames in enumerate(kept) for piece in cut(n, frames))
+        pieces = ((n, piece) for n, frames in enumerate(states) for piece in cut(n, frames))
         access.describe("sparkdl: restore the optimizer's state")
         try:
             return access.keep(pieces, self.shards, self.shard_bytes)

@@ -14,8 +14,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from sparkdl.allreduce.kept import Kept
 from sparkdl.allreduce.messages import GroupReport, M, Message, Report, Shard, of_type
+from sparkdl.allreduce.shard_states import ShardStates
 from sparkdl.compute.forward_backward import Contribution, ForwardBackward
 from sparkdl.compute.local_steps import InnerSteps
 from sparkdl.compute.spec import FitSpec
@@ -208,7 +208,7 @@ class PlanTraits:
     leaves_model: bool
 
     @property
-    def kept_bytes(self) -> int | None:
+    def persisted_bytes(self) -> int | None:
         """Bytes of what stays with a shard, about; ``None`` if nothing does."""
         return self.shard_bytes if self.keeps else None
 
@@ -221,7 +221,7 @@ class Plan(Protocol):
         """What others need to know of it."""
         ...
 
-    def seed(self, fetch: Callable[[], Kept]) -> list[Packed]:
+    def seed(self, fetch: Callable[[], ShardStates]) -> list[Packed]:
         """Return the seed: the state of the shards, for executors that have no copy."""
         ...
 
@@ -297,10 +297,10 @@ def gradient_shards(
             rest,
         )
     if state is not None:
-        kept = list(contribution.kept)
+        own = list(contribution.own_state)
         if left_out is not None:
-            kept.append(frame.pack({"kind": "residual"}, {"left_out": left_out}))
-        state.write(kept)
+            own.append(frame.pack({"kind": "residual"}, {"left_out": left_out}))
+        state.write(own)
 
 
 def report_of(me: Participant, contribution: Contribution) -> Report:

@@ -14,9 +14,9 @@ from typing import Protocol
 
 from sparkdl.access.base import Persisted
 from sparkdl.allreduce import messages
-from sparkdl.allreduce.kept import Kept, is_of_rows, joined_rows, unpacked
 from sparkdl.allreduce.messages import OwnedRows
 from sparkdl.allreduce.outcome import Outcome
+from sparkdl.allreduce.shard_states import ShardStates, is_of_rows, joined_rows, unpacked
 from sparkdl.keyed.entries import merged
 from sparkdl.wire import frame
 from sparkdl.wire.frame import Buffer, Frame, Parts
@@ -103,7 +103,7 @@ def changed_rows(data: Buffer, since: int) -> Parts:
     return messages.encode(OwnedRows({name: own.changed(since) for name, own in owned.tables.items()}))
 
 
-def complete(layers: Sequence[Kept]) -> Kept:
+def complete(layers: Sequence[ShardStates]) -> ShardStates:
     """Return the frames of the last layer, with all rows.
 
     Args:
@@ -127,7 +127,7 @@ def complete(layers: Sequence[Kept]) -> Kept:
     ]
 
 
-def stacked(below: Sequence[Kept], above: Sequence[Kept]) -> list[Kept]:
+def stacked(below: Sequence[ShardStates], above: Sequence[ShardStates]) -> list[ShardStates]:
     """Return layers with others above them: few ones, and not much more than all rows."""
     if not any(map(is_of_rows, chain.from_iterable(above[-1]))):
         return [*above]
@@ -136,7 +136,7 @@ def stacked(below: Sequence[Kept], above: Sequence[Kept]) -> list[Kept]:
     return [complete(layers)] if len(layers) > MOST + 1 or sum(sizes[1:]) > sizes[0] else layers
 
 
-def rows_only(layer: Kept) -> Kept:
+def rows_only(layer: ShardStates) -> ShardStates:
     """Return the frames with rows."""
     return [[data for data in frames if is_of_rows(data)] for frames in layer]
 
@@ -151,6 +151,6 @@ def _merged(parts: Sequence[OwnedRows]) -> bytes:
     return frame.join(messages.encode(OwnedRows(tables)))
 
 
-def as_kept(rows: Sequence[Frame]) -> Kept:
+def as_shard_states(rows: Sequence[Frame]) -> ShardStates:
     """Return frames of rows, one of each shard, as what stays with the shards."""
     return [[frame.join(messages.pack(own))] for own in rows]

@@ -25,8 +25,8 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load
 
-from sparkdl.allreduce.kept import is_of_rows
 from sparkdl.allreduce.messages import Master, OwnedRows
+from sparkdl.allreduce.shard_states import is_of_rows
 from sparkdl.keyed.entries import Entries
 from sparkdl.wire import frame
 from sparkdl.wire.arrays import LARGE, trim_all
@@ -228,15 +228,15 @@ class WriteShard:
 
     def __call__(self, index: int, frames: Iterator[Buffer]) -> Iterator[Parts]:
         """Yield the file's name and checksum."""
-        kept: list[_Message] = []
+        found: list[_Message] = []
         for own in frames:
             message = frame.unpack(own)
             if is_of_rows(own):
-                kept.append(_changed(OwnedRows.read(message, False), self.since))
+                found.append(_changed(OwnedRows.read(message, False), self.since))
             elif not self.layer and frame.kind_of(own) != Master.kind:
-                kept.append((message.meta, message.arrays))
+                found.append((message.meta, message.arrays))
         name = name_of(index, self.count, layer_kind(self.layer))
-        digest = write_whole(posixpath.join(self.folder, name), parts_of(kept))
+        digest = write_whole(posixpath.join(self.folder, name), parts_of(found))
         yield frame.pack({"name": name, "sha256": digest})
 
 

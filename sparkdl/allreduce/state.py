@@ -9,8 +9,8 @@ import numpy as np
 
 from sparkdl.access.base import Persisted, Published
 from sparkdl.allreduce.cluster import Cluster
-from sparkdl.allreduce.kept import Snapshot
 from sparkdl.allreduce.row_layers import Layer, RowLayers, Sent
+from sparkdl.allreduce.shard_states import Snapshot
 from sparkdl.compute.start import ModelVersion
 from sparkdl.wire import frame
 from sparkdl.wire.frame import Array

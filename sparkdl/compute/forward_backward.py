@@ -47,7 +47,7 @@ class Contribution:
     gradient: Gradient | None = None  # ``None`` without rows, if all have weight zero, or if no label counts
     buffers: Mapping[str, Array] | None = None  # the buffers that the forward pass has changed, by kind
     before: Mapping[str, Held[Frame]] | None = None  # the partition's own state before the step, by kind
-    kept: Sequence[Parts] = ()  # the partition's own state after the step, without the residual
+    own_state: Sequence[Parts] = ()  # the partition's own state after the step, without the residual
     lost: bool = False  # whether its own state was lost, so that it began with a fresh one
     other: bool = False  # whether its rows have other values than in the first build
 
@@ -99,7 +99,9 @@ class ForwardBackward:
         clock.lap("weights_in")
         worker.files.keep_lent()  # a gradient of another partition, or of an earlier attempt, in the replica
         try:
-            result, gradient, kept = self._gradient(replica, batches, before or {}, worker, clock, partition)
+            result, gradient, own_state = self._gradient(
+                replica, batches, before or {}, worker, clock, partition
+            )
         except ModelError as error:
             where = f"iteration {self.iteration + 1}, partition {partition}, rows {_some(rows.numbers)}"
             message = f"{where}: {error}"
@@ -117,7 +119,7 @@ class ForwardBackward:
         changed = changed_buffers(replica, current)
         other = self.manifest.has_other_values(token)
         own = gradient if gradient.weight != 0 else None
-        return Contribution(result, own, changed, before, kept, lost, other)
+        return Contribution(result, own, changed, before, own_state, lost, other)
 
     def batches(
         self, worker: Worker, token: store.Token

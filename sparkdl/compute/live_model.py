@@ -62,7 +62,7 @@ class LiveModel:
         module: the module, whose memory the weights live in.
         version: which version is given.
         weights: frame of params, buffers and counters.
-        kept: frames of the optimizer's state and the averaged weights, if there are any.
+        states: frames of the optimizer's state and the averaged weights, if there are any.
 
     Attributes:
         version: the version in memory; ``None`` while it changes.
@@ -77,10 +77,15 @@ class LiveModel:
     """
 
     def __init__(
-        self, spec: FitSpec, module: FlatModule, version: ModelVersion, weights: Frame, kept: Sequence[Frame]
+        self,
+        spec: FitSpec,
+        module: FlatModule,
+        version: ModelVersion,
+        weights: Frame,
+        states: Sequence[Frame],
     ) -> None:
         arrays = weights.arrays
-        by_kind = {message.meta["kind"]: message for message in kept}
+        by_kind = {message.meta["kind"]: message for message in states}
         self._module = module
         # A rank's local steps change the module's weights, so that the model then has memory of its own.
         self._shares = spec.inner is None
@@ -238,13 +243,13 @@ def read_change(spec: FitSpec, files: LocalStore, version: ModelVersion) -> Weig
     reports, arrays, state, *average = frames
     found = frame.unpack(arrays).arrays
     rows = TouchedRows.read(spec.layout, found)
-    kept = Shared(frame.unpack(state))
+    before = Shared(frame.unpack(state))
     return WeightChange(
         rows,
         found["params"],
         found["buffers"],
         found["counters"],
-        ShardOptimizer(spec.rule.optimizer, rows.packed, 0, rows.packed.numel, kept),
+        ShardOptimizer(spec.rule.optimizer, rows.packed, 0, rows.packed.numel, before),
         torch.from_numpy(np.array(frame.unpack(average[0]).arrays["params"])) if average else None,
         frame.join(frame.parts(reports)).splitlines(),
         np.array(found["gradient"]) if "gradient" in found else None,
@@ -255,10 +260,10 @@ def write_base(live: LiveModel, files: LocalStore) -> None:
     """Leave the whole model for the next group, unless another task of this executor has done so."""
     assert live.version is not None
     if files.read(live.version.name) is None:
-        kept: list[Packed] = [live.optimizer.state_frame()]
+        states: list[Packed] = [live.optimizer.state_frame()]
         if live.average is not None:
-            kept.append(_packed_average(live.average))
-        files.write(live.version.name, [frame.pack({"kind": "weights"}, live.arrays), *kept])
+            states.append(_packed_average(live.average))
+        files.write(live.version.name, [frame.pack({"kind": "weights"}, live.arrays), *states])
 
 
 def report(told: Mapping[str, Any]) -> bytes:

@@ -47,7 +47,7 @@ class Start:
     version: ModelVersion  # the model's version
     generation: int  # generation of the versions that the group makes
     weights: BytesRef | None  # frame of its weights; ``None`` if the executors have it
-    kept: bool  # whether anything stays with the weights between iterations
+    has_state: bool  # whether anything stays with the weights between iterations
     manifest: Manifest  # checksums of the partitions' first build
     # state of the weights, whole or one per shard; empty if the executors have it, or there is none
     seed: tuple[BytesRef, ...] = ()
@@ -64,7 +64,7 @@ class Start:
     @property
     def whole(self) -> bool:
         """Whether the driver has sent all that is needed."""
-        return self.weights is not None and (bool(self.seed) or not self.kept)
+        return self.weights is not None and (bool(self.seed) or not self.has_state)
 
     def load_weights(self, files: LocalStore, *, once: bool = False) -> Frame | None:
         """Return params, buffers and counters; ``None`` if this executor does not have them.
@@ -87,8 +87,8 @@ class Start:
         found = files.read(self.version.name)
         if found is None:
             return None
-        weights, *kept = map(frame.unpack, found)
-        return weights, kept
+        weights, *states = map(frame.unpack, found)
+        return weights, states
 
     def seed_of(self, shard: int) -> Iterator[Frame]:
         """Read the state of a shard, to be overwritten."""

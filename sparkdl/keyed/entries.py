@@ -1,4 +1,4 @@
-"""Entries of a keyed table as plain arrays: as they travel, and as they are kept."""
+"""Entries of a keyed table as plain arrays: as they travel, and as they are left."""
 
 from __future__ import annotations
 
@@ -175,20 +175,20 @@ def merged(parts: Sequence[Entries]) -> Entries:
     ``parts`` are entries, and what has changed since then, in this order; each of them since the one before,
     or earlier.
     """
-    kept: list[Entries] = []
+    left: list[Entries] = []
     later: list[Ids] = []
     log: list[Entries] = []
     for part in reversed(parts):
-        kept.append(part.where(~np.isin(part.ids, np.concatenate([_no_ids(), *later]))))
+        left.append(part.where(~np.isin(part.ids, np.concatenate([_no_ids(), *later]))))
         begin = log[-1].since if log else np.iinfo(np.int64).max
         early = part.gone_at < begin
         log.append(replace(part, gone=part.gone[early], gone_at=part.gone_at[early]))
         later += [part.ids, part.gone]
         if not part.since:
             break
-    logged, since = parts[-1].logged, kept[-1].since
-    whole = joined([replace(part, gone=_no_ids(), gone_at=_no_ids(), pages=None) for part in kept])
-    paged = [part.pages for part in reversed(kept) if part.pages is not None]
+    logged, since = parts[-1].logged, left[-1].since
+    whole = joined([replace(part, gone=_no_ids(), gone_at=_no_ids(), pages=None) for part in left])
+    paged = [part.pages for part in reversed(left) if part.pages is not None]
     gone, gone_at = (np.concatenate([getattr(part, name) for part in reversed(log)]) for name in _OWN[-2:])
     known = gone_at >= logged
     return replace(

@@ -270,8 +270,8 @@ class KeyedTable:
             at += len(found[ROW])
             memory.settle()
         ids, counts, last, admitted = (array.values[: len(numbers)] for array in own)
-        kept = {name: array.values[:at] for name, array in columns.items()}
-        return Entries(ids, counts, last, admitted, kept, dict(self.scalars), **log)
+        rows = {name: array.values[:at] for name, array in columns.items()}
+        return Entries(ids, counts, last, admitted, rows, dict(self.scalars), **log)
 
     def _blocks(self) -> Iterator[Places]:
         """Yield the numbers of all entries, some at a time."""

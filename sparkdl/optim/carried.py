@@ -76,17 +76,17 @@ class Carried:
     """The values of an optimizer that a step may change, besides the state of its tensors.
 
     The optimizer is just built; ``groups`` are the index of each of its parameter groups among all groups,
-    ``kept`` is as :meth:`changed` has returned it after the step before.
+    ``before`` is as :meth:`changed` has returned it after the step before.
     """
 
     def __init__(
-        self, optimizer: torch.optim.Optimizer, groups: Sequence[int], kept: Mapping[str, Any] | None
+        self, optimizer: torch.optim.Optimizer, groups: Sequence[int], before: Mapping[str, Any] | None
     ) -> None:
         self._optimizer, self._groups = optimizer, groups
         self._tensors = [tensor for group in optimizer.param_groups for tensor in group["params"]]
         self._names = set[tuple[str, str]]()
         self._before: _Values = {}
-        for where, values in (kept or {}).items():
+        for where, values in (before or {}).items():
             for name, value in values.items():
                 self._put(where, name, value)
                 self._names.add((where, name))

@@ -113,9 +113,9 @@ class LBFGS(ReducingOptimizer):
                 state[f"s.{slot}"] = state["move"]
                 state[f"y.{slot}"] = gradient - state["gradient"]
             direction = gradient.double() * coefficients[-1]
-            for kept in _slots(pairs, size):
-                direction.add_(state[f"s.{kept}"], alpha=coefficients[kept])
-                direction.add_(state[f"y.{kept}"], alpha=coefficients[size + kept])
+            for other in _slots(pairs, size):
+                direction.add_(state[f"s.{other}"], alpha=coefficients[other])
+                direction.add_(state[f"y.{other}"], alpha=coefficients[size + other])
             move = direction.mul_(rate).to(weight.dtype)
             state.update(step=step, pairs=pairs, gram=gram, gradient=gradient.clone(), move=move)
             if not slope > -group["tolerance_change"]:

@@ -1,6 +1,6 @@
 """Training: the loop, its state, triggers that end it and hooks that it calls."""
 
-from sparkdl.allreduce.kept import Snapshot
+from sparkdl.allreduce.shard_states import Snapshot
 from sparkdl.train.checkpoint import latest, load_weights
 from sparkdl.train.history import History
 from sparkdl.train.hooks.base import Hook

@@ -226,8 +226,8 @@ class Fit:
     module: nn.Module
     data: Dataset
 
-    def run(self, validation: Validation, resume: Resume, rows: str, kept: ErrorsCarryResult) -> None:
-        """Check what is given, ship it and train; ``kept`` gets the result, whatever ends the run."""
+    def run(self, validation: Validation, resume: Resume, rows: str, carrier: ErrorsCarryResult) -> None:
+        """Check what is given, ship it and train; ``carrier`` gets the result, whatever ends the run."""
         recipe, data, config = self.recipe, self.data, self.config
         _check_rows(rows, resume)
         _check_elastic(config, data)
@@ -265,7 +265,7 @@ class Fit:
             )
             run.follow(loop)
             ship.release_model = loop.release
-            train_to_the_end(loop, point, kept)
+            train_to_the_end(loop, point, carrier)
 
     def _seen_by_hooks(self, recipe: Recipe, epochs: Epochs, monitored: str) -> Run:
         config = self.config
@@ -336,7 +336,7 @@ def scheduled_hyper(optimizer: OptimizerSpec, config: TrainConfig, monitor: Moni
     return hyper
 
 
-def train_to_the_end(loop: Loop, point: ResumePoint | None, kept: ErrorsCarryResult) -> None:
+def train_to_the_end(loop: Loop, point: ResumePoint | None, carrier: ErrorsCarryResult) -> None:
     """Train, and keep what has come of it, whatever ends the run."""
     run = loop.run
     stopped_by: StoppedBy = "error"
@@ -354,4 +354,4 @@ def train_to_the_end(loop: Loop, point: ResumePoint | None, kept: ErrorsCarryRes
                 loop.end()
             finally:
                 with unless_under_way(run.error, "The last weights cannot be fetched any more"):
-                    kept.result = result_of(run, stopped_by)
+                    carrier.result = result_of(run, stopped_by)

@@ -10,9 +10,9 @@ from time import perf_counter
 from typing import Any
 
 from sparkdl.allreduce.engine import Engine
-from sparkdl.allreduce.kept import Snapshot
 from sparkdl.allreduce.outcome import Outcome, within
 from sparkdl.allreduce.shard_files import WriteShard
+from sparkdl.allreduce.shard_states import Snapshot
 from sparkdl.allreduce.state import ModelState
 from sparkdl.data.streams import Since
 from sparkdl.exceptions import DataError, TaskError
@@ -134,9 +134,9 @@ class Loop:
 
     def _go_on_from(self, point: ResumePoint) -> None:
         """Give weights and the state of the shards back, to as many shards as there are now."""
-        kept = point.kept_for(self.run.layout, self._engine.plan.traits.shards)
+        states = point.states_for(self.run.layout, self._engine.plan.traits.shards)
         self._recovery.restart(
-            CommittedModel(point.snapshot, point.average_buffers, [kept], point.state.iteration)
+            CommittedModel(point.snapshot, point.average_buffers, [states], point.state.iteration)
         )
 
     def write_shards(self, folder: str, since: int = 0) -> dict[str, str]:
@@ -158,7 +158,7 @@ class Loop:
         return ResumePoint(
             state=run.state,
             snapshot=self.current(),
-            kept=frames,
+            states=frames,
             average_buffers=self.model.average_buffers,
             averaged=self._averaged,
             averaging=kind_of(run.config.averaging),

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from sparkdl.allreduce.choose import Wanted
-from sparkdl.allreduce.kept import Snapshot
+from sparkdl.allreduce.shard_states import Snapshot
 from sparkdl.allreduce.update.shard import reductions
 from sparkdl.compute.local_steps import InnerRule
 from sparkdl.compute.spec import FitSpec

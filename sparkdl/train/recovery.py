@@ -17,10 +17,10 @@ from typing import TypeVar
 
 from sparkdl.access.in_pieces import ChainTask
 from sparkdl.allreduce.engine import Engine
-from sparkdl.allreduce.kept import Kept, Snapshot
 from sparkdl.allreduce.outcome import Outcome
 from sparkdl.allreduce.plan import Step
 from sparkdl.allreduce.row_layers import complete, stacked
+from sparkdl.allreduce.shard_states import ShardStates, Snapshot
 from sparkdl.allreduce.state import ModelState
 from sparkdl.compute.stragglers import Allowance
 from sparkdl.exceptions import TaskError
@@ -42,11 +42,13 @@ class CommittedModel:
 
     snapshot: Snapshot  # weights and buffers
     average_buffers: Array | None  # averaged buffers, if weights are averaged
-    layers: Sequence[Kept]  # the state of the shards; see :func:`~sparkdl.allreduce.row_layers.complete`
+    layers: Sequence[
+        ShardStates
+    ]  # the state of the shards; see :func:`~sparkdl.allreduce.row_layers.complete`
     iteration: int  # completed iterations
 
     @property
-    def kept(self) -> Kept:
+    def states(self) -> ShardStates:
         """The state of the shards, with all rows."""
         return complete(self.layers)
 
@@ -136,13 +138,13 @@ class Recovery:
         self._commit = commit if self.model.persisted is not None else None
         self._since.clear()
 
-    def fetch(self, since: int = 0) -> Kept:
+    def fetch(self, since: int = 0) -> ShardStates:
         """Copy the state of the shards to the driver, if need be after going back to the last commit.
 
         ``since`` leaves out rows of embedding variables unchanged since so many completed iterations.
         """
 
-        def fetched() -> Kept:
+        def fetched() -> ShardStates:
             if not since:
                 return self.engine.fetch(self.model)
             return complete(self.engine.fetch_changes(self.model, since))
@@ -224,7 +226,7 @@ class Recovery:
         self._behind = False
 
     def _restored(self, commit: CommittedModel) -> ModelState:
-        return self.engine.restore(commit.snapshot, commit.kept, commit.average_buffers, commit.iteration)
+        return self.engine.restore(commit.snapshot, commit.states, commit.average_buffers, commit.iteration)
 
     def _beginning(self, first: Step) -> CommittedModel | None:
         """Return the model before a run's first iteration, which the driver has: a commit without cost."""
@@ -257,7 +259,7 @@ class Recovery:
         # The time between two commits counts, not that of the first iteration, in which processes start.
         self._seconds, self._commit_seconds = 0.0, perf_counter() - begin
 
-    def _layers(self, model: ModelState) -> Sequence[Kept]:
+    def _layers(self, model: ModelState) -> Sequence[ShardStates]:
         """Return the state of the shards: rows that have changed since the last commit above its own."""
         if self._commit is None or not self._commit.layers[0]:
             return [self.engine.fetch(model)]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 from torch import nn
 
-from sparkdl.allreduce.kept import Snapshot
+from sparkdl.allreduce.shard_states import Snapshot
 from sparkdl.exceptions import ConfigError
 from sparkdl.keyed.entries import Entries
 from sparkdl.nn.embedding import embedding_variables, fill

@@ -214,25 +214,25 @@ class Trainer:
         """
         chosen = Chosen.of(data, features, label, weight, collate, module=self.module)
         with (
-            ErrorsCarryResult() as kept,
+            ErrorsCarryResult() as carrier,
             datasets_of(data, validation, chosen, self.config.seed) as (dataset, sets),
         ):
             self._recipe.check_trains()
             if (request := take()) is not None:  # of `sparkdl plan` or `sparkdl profile`
                 answer(request, self, dataset)
             self._chosen = chosen if chosen.of_frame else None
-            return self._fit(dataset, sets, resume, rows, kept)
+            return self._fit(dataset, sets, resume, rows, carrier)
 
     def _fit(
-        self, data: Dataset, validation: Validation, resume: Resume, rows: str, kept: ErrorsCarryResult
+        self, data: Dataset, validation: Validation, resume: Resume, rows: str, carrier: ErrorsCarryResult
     ) -> FitResult:
         self._label = data.plan.label
         fit = Fit(recipe=self._recipe, name=self.name, config=self.config, module=self.module, data=data)
         try:
             with at_once():
-                fit.run(validation, resume, rows, kept)
+                fit.run(validation, resume, rows, carrier)
         finally:
-            self.result = kept.result or self.result
+            self.result = carrier.result or self.result
         assert self.result is not None  # it has ended, without an error
         return self.result
 

@@ -232,7 +232,7 @@ class Stand:
     def run(self, most: int = 1000) -> bool:
         """Run a group as long as may be; return whether it exchanged directly."""
         steps: Sequence[Any] = [None] * min(most, self.transport.longest_group)
-        traits = SimpleNamespace(message_bytes=0, kept_bytes=None)
+        traits = SimpleNamespace(message_bytes=0, persisted_bytes=None)
         plan: Any = SimpleNamespace(phases=lambda *_: [], traits=traits)
         start: Any = Start(ModelVersion(0, 0), 0, None, False, None, (), True)  # type: ignore[arg-type]
         return self.transport.run(Group(plan, start, steps, None, [], "fit")).direct

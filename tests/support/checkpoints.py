@@ -59,7 +59,7 @@ def point() -> ResumePoint:
     return ResumePoint(
         state=STATE,
         snapshot=Snapshot(params, random.normal(size=49).astype(np.float32), np.arange(2)),
-        kept=kept,
+        states=kept,
         average_buffers=np.zeros(49, np.float32),
         averaged=2,
         history=history,

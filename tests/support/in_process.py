@@ -19,10 +19,10 @@ import numpy as np
 from sparkdl.access.base import BytesRef, Published
 from sparkdl.access.in_pieces import ChainTask
 from sparkdl.allreduce import messages
-from sparkdl.allreduce.kept import Kept, is_of_rows
 from sparkdl.allreduce.messages import Average, Master, Message, Partials, Problems, of_type
 from sparkdl.allreduce.plan import Inbox, Participant, Phase, Send, Stay, ToDriver, ToOthers, ToRank, ToSelf
 from sparkdl.allreduce.plans.driver import ThroughDriver
+from sparkdl.allreduce.shard_states import ShardStates, is_of_rows
 from sparkdl.allreduce.transport.base import Group, GroupResult, read_left, run_phase
 from sparkdl.compute.problems import LostPeer
 from sparkdl.compute.stopwatch import Stopwatch
@@ -132,7 +132,7 @@ class InProcessTransport:
         stays = kept if plan.traits.keeps and not failed else None
         return GroupResult(arrived, stays, started, {"job": time.perf_counter() - begin})
 
-    def _run_group(self, group: Group) -> tuple[list[Message], Kept]:
+    def _run_group(self, group: Group) -> tuple[list[Message], ShardStates]:
         """Run a group whose ranks may lose each other."""
         faults, rank = self._faults, len(self.tokens) - 1
         self._direct = not self._direct
@@ -146,7 +146,7 @@ class InProcessTransport:
         problem = LostPeer(group.start.version.iteration, rank, "simulated", begun)
         return [Problems([problem])], []
 
-    def _run_chain(self, group: Group) -> tuple[list[Message], Kept]:
+    def _run_chain(self, group: Group) -> tuple[list[Message], ShardStates]:
         ranks = len(self.tokens)
         inboxes: list[list[_Sent]] = [[] for _ in range(ranks)]
         phases = group.plan.phases(group.start, group.steps)
@@ -157,7 +157,7 @@ class InProcessTransport:
                 inboxes = self._phase(group, phase, inboxes, ranks, last=number == len(phases))
         return self._home(inboxes), self._stayed(inboxes, ranks)
 
-    def _run_through_driver(self, group: Group, plan: ThroughDriver) -> tuple[list[Message], Kept]:
+    def _run_through_driver(self, group: Group, plan: ThroughDriver) -> tuple[list[Message], ShardStates]:
         forward, update = plan.phases(group.start, group.steps)
         sent = self._phase(group, forward, [[] for _ in self.tokens], plan.shards, last=False)
         arrived: list[Message] = []
@@ -279,7 +279,7 @@ class InProcessTransport:
         ranks = len(inboxes) // 2
         return [messages.decode(sent.data) for sent in inboxes[ranks]]
 
-    def _stayed(self, inboxes: Sequence[list[_Sent]], ranks: int) -> Kept:
+    def _stayed(self, inboxes: Sequence[list[_Sent]], ranks: int) -> ShardStates:
         return [[sent.data for sent in inbox] for inbox in inboxes[ranks + 1 :]]
 
 
@@ -295,30 +295,30 @@ class _Sent:
 class KeptInProcess:
     """The state of the shards, in this process; see :class:`sparkdl.allreduce.cluster.Shards`."""
 
-    def fetch(self, kept: Kept | None, *, rows: bool = True) -> Kept:
+    def fetch(self, kept: ShardStates | None, *, rows: bool = True) -> ShardStates:
         """Return the state of the shards, but for their weights, and rows if so wanted."""
         return [
             [data for data in frames if _kind(data) != Master.kind and (rows or not is_of_rows(data))]
             for frames in kept or []
         ]
 
-    def average(self, kept: Kept) -> Array | None:
+    def average(self, kept: ShardStates) -> Array | None:
         """Return the averaged weights; ``None`` if there are none yet."""
         return self._vector(kept, Average.kind)
 
-    def weights(self, kept: Kept) -> Array:
+    def weights(self, kept: ShardStates) -> Array:
         """Return the weights."""
         found = self._vector(kept, Master.kind)
         assert found is not None
         return found
 
-    def rows(self, kept: Kept, changed: ChainTask | None = None) -> list[Frame]:
+    def rows(self, kept: ShardStates, changed: ChainTask | None = None) -> list[Frame]:
         """Return the rows of embedding variables, or what a task makes of them, shard by shard."""
         if changed is not None:
             return self.run(kept, changed, "")
         return [frame.unpack(data) for frames in kept for data in frames if is_of_rows(data)]
 
-    def run(self, kept: Kept, task: ChainTask, doing: str) -> list[Frame]:
+    def run(self, kept: ShardStates, task: ChainTask, doing: str) -> list[Frame]:
         """Run a task over the state of each shard."""
         return [
             frame.unpack(frame.join(frame.parts(packed)))
@@ -326,11 +326,11 @@ class KeptInProcess:
             for packed in task(n, iter(frames))
         ]
 
-    def restore(self, kept: Kept) -> Kept:
+    def restore(self, kept: ShardStates) -> ShardStates:
         """Let frames stay with the shards again."""
         return kept
 
-    def _vector(self, kept: Kept, kind: str) -> Array | None:
+    def _vector(self, kept: ShardStates, kind: str) -> Array | None:
         parts = [
             frame.unpack(data).arrays["params"] for frames in kept for data in frames if _kind(data) == kind
         ]
@@ -355,7 +355,7 @@ class InProcessCluster:
         """Return access to the state of the shards."""
         return KeptInProcess()
 
-    def unpersist(self, kept: Kept) -> None:
+    def unpersist(self, kept: ShardStates) -> None:
         """Do nothing."""
 
     def one_process(self, slots: int) -> bool:

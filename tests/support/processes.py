@@ -358,7 +358,7 @@ class Jobs:
         name: str,
         frame_bytes: int,
         *,
-        kept_bytes: int | None = None,
+        persisted_bytes: int | None = None,
     ) -> tuple[list[bytes], list[list[bytes]] | None]:
         """Run the stages of a chain."""
         self.runs.append(name)
@@ -375,7 +375,7 @@ class Jobs:
                         kept[rank].append(data)
                     else:
                         arrived[keyed_by(key)].append(data)
-        return arrived[RESULT], None if kept_bytes is None else kept
+        return arrived[RESULT], None if persisted_bytes is None else kept
 
     def forget(self, partition: int) -> None:
         """Do nothing: rows are not lost."""
@@ -440,7 +440,7 @@ class Gathered:
         return [Host(places[own[0]], [frames[n] for n in own]) for own in by_executor(places, slots)]
 
     def run(
-        self, task: Any, hosts: Any, broadcasts: Any, name: str, *, kept_bytes: int | None = None
+        self, task: Any, hosts: Any, broadcasts: Any, name: str, *, persisted_bytes: int | None = None
     ) -> tuple[list[bytes], list[list[bytes]] | None]:
         """Run one stage with fewer tasks than ranks."""
         self.jobs.runs.append(name)
@@ -451,4 +451,4 @@ class Gathered:
             for key, data in zip(frames[::2], frames[1::2], strict=True):
                 to = keyed_by(key)
                 (results if to == RESULT else kept[to - STATE]).append(data)
-        return results, None if kept_bytes is None else kept
+        return results, None if persisted_bytes is None else kept

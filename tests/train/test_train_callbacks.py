@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import sparkdl.train
-from sparkdl.allreduce.kept import Snapshot
+from sparkdl.allreduce.shard_states import Snapshot
 from sparkdl.exceptions import ConfigError
 from sparkdl.nn.flat import FlatModule, write_back
 from sparkdl.train.checkpoint import latest, load_weights
@@ -81,7 +81,7 @@ class Driver:
         return ResumePoint(
             state=run.state,
             snapshot=run.snapshot(),
-            kept=[],
+            states=[],
             average_buffers=None,
             averaged=0,
             history=run.history,

@@ -14,7 +14,7 @@ import torch
 from support.checkpoints import ITERATION, LAYOUT, MODULE, STATE, point, setting
 from support.models import Everything
 
-from sparkdl.allreduce.kept import unpacked
+from sparkdl.allreduce.shard_states import unpacked
 from sparkdl.exceptions import ConfigError
 from sparkdl.train import latest, load_weights
 from sparkdl.train.checkpoint import CheckpointFolder, read_point
@@ -35,13 +35,13 @@ def test_a_run_goes_on_from_it(folder: Path) -> None:
     with pytest.raises(ConfigError, match="in the middle of an epoch"):  # its batches were others
         found.check(setting())
     replace(found, state=replace(found.state, step=0)).check(setting())
-    for mine, other in zip(unpacked(found.kept), unpacked(expected.kept), strict=True):
+    for mine, other in zip(unpacked(found.states), unpacked(expected.states), strict=True):
         assert mine.meta == other.meta
         for name, array in mine.arrays.items():
             np.testing.assert_allclose(array, other.arrays[name], rtol=1e-6, err_msg=name)
     assert (found.state.iteration, found.state.samples) == (STATE.iteration, STATE.samples)
     np.testing.assert_array_equal(found.snapshot.params, expected.snapshot.params)
-    assert len(found.kept_for(LAYOUT, 3)) == 3
+    assert len(found.states_for(LAYOUT, 3)) == 3
 
 
 def test_bytes_of_its_history_have_the_names_of_today(folder: Path) -> None:

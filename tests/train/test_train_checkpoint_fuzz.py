@@ -108,7 +108,7 @@ def _or_error(read: Any, path: Path) -> Any:
 
 def as_plain(point: ResumePoint) -> Any:
     meta, arrays = point.to_arrays()
-    return json.dumps(meta), {name: a.tobytes() for name, a in arrays.items()}, point.kept
+    return json.dumps(meta), {name: a.tobytes() for name, a in arrays.items()}, point.states
 
 
 def check_damaged(data: st.DataObject, tree: Tree, place: Path) -> None:
@@ -138,7 +138,7 @@ def check_forged(data: st.DataObject, tree: Tree, place: Path) -> None:
     _, whole, _ = look(forged, place)
     if whole is not None:
         _or_error(lambda _: whole.check(setting()), place)
-        whole.kept_for(LAYOUT, 3)
+        whole.states_for(LAYOUT, 3)
 
 
 @fuzz(150)

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from sparkdl.allreduce import messages, shard_files
-from sparkdl.allreduce.kept import Kept, is_of_rows, joined_rows, unpacked
 from sparkdl.allreduce.messages import OwnedRows
 from sparkdl.allreduce.row_layers import complete, rows_only
+from sparkdl.allreduce.shard_states import ShardStates, is_of_rows, joined_rows, unpacked
 from sparkdl.exceptions import ConfigError
 from sparkdl.keyed.entries import ROW, Entries
 from sparkdl.train.checkpoint import stored_rows
@@ -87,9 +87,9 @@ def _integers(values: Any) -> Any:
     return np.array(list(values), np.int64)
 
 
-def kept_of(tables: Mapping[str, History], count: int, since: int, logged: int = 0) -> Kept:
+def kept_of(tables: Mapping[str, History], count: int, since: int, logged: int = 0) -> ShardStates:
     """Return what stays with so many shards: some state, and what has changed."""
-    found: Kept = []
+    found: ShardStates = []
     for number in range(count):
         own = {
             name: table.entries(logged).of_owner(number, count).changed(since)
@@ -101,7 +101,7 @@ def kept_of(tables: Mapping[str, History], count: int, since: int, logged: int =
     return found
 
 
-def write(path: Path, layers: list[Kept]) -> dict[str, str]:
+def write(path: Path, layers: list[ShardStates]) -> dict[str, str]:
     """Write the files of shards, in layers of which the oldest comes first."""
     path.mkdir(exist_ok=True)
     return {
@@ -123,7 +123,7 @@ def marked(path: Path, digests: Mapping[str, str], base: Base | None) -> Base:
     return Base(int(path.name.rpartition("-")[2]), Mark.parse(str(path), sealed(mark)).seal)
 
 
-def merged(base: Path, path: Path, digests: Mapping[str, str]) -> Kept:
+def merged(base: Path, path: Path, digests: Mapping[str, str]) -> ShardStates:
     """Merge, and return what the files have."""
     found = merge(
         str(base), str(path), digests, lambda name, parts: shard_files.write_whole(str(path / name), parts)
@@ -132,7 +132,7 @@ def merged(base: Path, path: Path, digests: Mapping[str, str]) -> Kept:
     return [shard_files.decode((path / name).read_bytes()) for name in sorted(found)]
 
 
-def in_order(kept: Kept) -> Any:
+def in_order(kept: ShardStates) -> Any:
     """Return the rows of all shards, and their other frames, so that they can be compared."""
     rows = joined_rows(unpacked(rows_only(kept)))
     told = {
@@ -170,7 +170,7 @@ def known(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
 def test_what_is_merged_is_what_changes_lead_to(
     tmp_path: Path, counts: tuple[int, ...], spread: int, all_at: int
 ) -> None:
-    tables, layers, base = tables_of(spread), list[Kept](), None
+    tables, layers, base = tables_of(spread), list[ShardStates](), None
     path, digests = tmp_path, dict[str, str]()
     for step, count in enumerate(counts):
         advance(tables)
@@ -191,7 +191,7 @@ def test_what_is_merged_is_what_changes_lead_to(
 
 
 def test_layers_of_one_checkpoint_are_merged(tmp_path: Path) -> None:
-    tables, layers = tables_of(0), list[Kept]()
+    tables, layers = tables_of(0), list[ShardStates]()
     for step in range(5):
         advance(tables)
         layers.append(kept_of(tables, 2, 2 * step))

@@ -16,8 +16,8 @@ from torch import nn
 
 from sparkdl import Dataset, Trainer
 from sparkdl.allreduce.engine import Engine
-from sparkdl.allreduce.kept import Snapshot
 from sparkdl.allreduce.plan import Step
+from sparkdl.allreduce.shard_states import Snapshot
 from sparkdl.allreduce.state import ModelState
 from sparkdl.exceptions import TaskError
 from sparkdl.train import Checkpoint, EveryIterations, MaxIteration, recovery

@@ -234,12 +234,12 @@ def test_state_that_is_missing_is_named() -> None:
         whole = point()
         names = setting(optimizer)["optimizer"]["state"][0]
         kept = []
-        for frames in whole.kept:
+        for frames in whole.states:
             state = frame.unpack(frames[0])
             arrays = {name: a for name, a in state.arrays.items() if name.partition(".")[2] in names}
             kept.append([frame.join(frame.pack(state.meta, arrays)), frames[1]])
         values = {f: getattr(whole, f) for f in whole.__slots__}
-        return ResumePoint(**{**values, "kept": kept, "setting": setting(optimizer)})
+        return ResumePoint(**{**values, "states": kept, "setting": setting(optimizer)})
 
     plain = of(partial(torch.optim.Adam, lr=1e-3))
     plain.check(setting(partial(torch.optim.Adam, lr=0.1)))
@@ -303,7 +303,7 @@ def test_what_is_no_shard_is_a_value_error(wrong: bytes) -> None:
 
 def test_states_without_dimensions_stay_so() -> None:
     """A step counter of one element would be taken for the state of a parameter of one element."""
-    frames = point().kept[0]
+    frames = point().states[0]
     assert decode(encode(frames)) == frames
     state = frame.unpack(decode(encode(frames))[0])
     assert state.arrays["0.step"].shape == ()

@@ -127,12 +127,12 @@ class ConnectChain:
         name: str,
         frame_bytes: int,
         *,
-        kept_bytes: int | None = None,
+        persisted_bytes: int | None = None,
     ) -> tuple[list[Buffer], OnExecutors | OnDriver | None]:
         """Run the stages."""
-        if len(tasks) == 1 and (kept_bytes is None or self.tokens.stays):
-            return self._run_one(tasks[0], keeps=kept_bytes is not None)
-        return self._run_stages(tasks, kept_bytes)
+        if len(tasks) == 1 and (persisted_bytes is None or self.tokens.stays):
+            return self._run_one(tasks[0], keeps=persisted_bytes is not None)
+        return self._run_stages(tasks, persisted_bytes)
 
     def _run_one(self, task: ChainTask, *, keeps: bool) -> tuple[list[Buffer], OnExecutors | None]:
         """Run a group as one stage where the rows are; what stays, stays there, too."""
@@ -150,7 +150,7 @@ class ConnectChain:
         return found, persisted
 
     def _run_stages(
-        self, tasks: Sequence[ChainTask], kept_bytes: int | None
+        self, tasks: Sequence[ChainTask], persisted_bytes: int | None
     ) -> tuple[list[Buffer], OnDriver | None]:
         """Run a group as stages with shuffles between them; what is to stay goes to the driver."""
         tokens = self.tokens.collected
@@ -169,10 +169,10 @@ class ConnectChain:
 
         made = ConnectFrames(make, parent=self.tokens)
         # State is up to three times as long as the weights.
-        large = 4 * (kept_bytes or 0) > per_round(self.ranks) * PIECE_BYTES
+        large = 4 * (persisted_bytes or 0) > per_round(self.ranks) * PIECE_BYTES
         rows = self._in_rounds(made) if large else self.access.rows_of(made)
         results = [piece for key, _, piece in rows if key == RESULT]
-        if kept_bytes is None:
+        if persisted_bytes is None:
             return list(joined(results)), None
         persisted: list[list[bytes]] = [[] for _ in range(self.ranks)]
         for key, source, piece in rows:

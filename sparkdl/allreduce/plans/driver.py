@@ -13,7 +13,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from sparkdl.access.base import BytesRef
-from sparkdl.allreduce.kept import Kept
 from sparkdl.allreduce.messages import (
     Average,
     GroupReport,
@@ -39,6 +38,7 @@ from sparkdl.allreduce.plan import (
     gradient_shards,
     report_of,
 )
+from sparkdl.allreduce.shard_states import ShardStates
 from sparkdl.allreduce.update.combine import combine_reports
 from sparkdl.allreduce.update.shard import Finished, ShardUpdate, update_shard
 from sparkdl.compute.forward_backward import ForwardBackward
@@ -86,7 +86,7 @@ class ThroughDriver:
         """Number of phases of an update."""
         return 1 + (self.reductions if self.shards > 1 else 0)
 
-    def seed(self, fetch: Callable[[], Kept]) -> list[Packed]:
+    def seed(self, fetch: Callable[[], ShardStates]) -> list[Packed]:
         """Return nothing: the shards' state arrives with their gradients."""
         return []
 
@@ -176,7 +176,7 @@ class _Sync:
         if isinstance(made, Finished):
             yield ToDriver(made.shard)
             if self.keeps:
-                yield from map(Stay, made.kept)
+                yield from map(Stay, made.states)
         else:
             yield ToDriver(made.partials)
             if not self.totals:  # later phases go on from these again

@@ -18,7 +18,6 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from sparkdl.allreduce.kept import Kept, cut_kept, unpacked
 from sparkdl.allreduce.messages import (
     Average,
     GroupReport,
@@ -46,6 +45,7 @@ from sparkdl.allreduce.plan import (
     gradient_shards,
     report_of,
 )
+from sparkdl.allreduce.shard_states import ShardStates, cut_shard_states, unpacked
 from sparkdl.allreduce.update.combine import combine_reports
 from sparkdl.allreduce.update.shard import Finished, ShardUpdate, update_shard
 from sparkdl.compute import live_model
@@ -90,9 +90,9 @@ class Replicated:
             leaves_model=True,
         )
 
-    def seed(self, fetch: Callable[[], Kept]) -> list[Packed]:
+    def seed(self, fetch: Callable[[], ShardStates]) -> list[Packed]:
         """Return the state of all weights, in one piece."""
-        (whole,) = cut_kept(unpacked(fetch()), self.layout.shards(1))
+        (whole,) = cut_shard_states(unpacked(fetch()), self.layout.shards(1))
         return [frame.join(encode(whole))]
 
     def phases(self, start: Start, steps: Sequence[Step]) -> list[Phase]:

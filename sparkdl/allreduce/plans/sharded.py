@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 
 from sparkdl.allreduce import messages
-from sparkdl.allreduce.kept import Kept
 from sparkdl.allreduce.messages import (
     Average,
     GroupReport,
@@ -50,6 +49,7 @@ from sparkdl.allreduce.plan import (
     gradient_shards,
     report_of,
 )
+from sparkdl.allreduce.shard_states import ShardStates
 from sparkdl.allreduce.update.combine import combine_reports
 from sparkdl.allreduce.update.shard import Finished, ShardUpdate, update_shard
 from sparkdl.compute.forward_backward import ForwardBackward
@@ -89,7 +89,7 @@ class Sharded:
             leaves_model=True,
         )
 
-    def seed(self, fetch: Callable[[], Kept]) -> list[Packed]:
+    def seed(self, fetch: Callable[[], ShardStates]) -> list[Packed]:
         """Return the state of each shard, each for its owner."""
         return [bytearray().join(encode(frames)) for frames in fetch()]
 
@@ -196,16 +196,16 @@ class _Gather:
     def _finish(self, me: Participant, model: ModelFiles, inbox: Inbox) -> Iterator[Send]:
         """Keep the shard; the first rank tells the driver how it went."""
         (own,) = (part for part in inbox.of(UpdatedShard) if not part.is_coded)
-        kept: list[State | Average] = [*inbox.of(State), *inbox.of(Average)]
+        states: list[State | Average] = [*inbox.of(State), *inbox.of(Average)]
         if not self.start.local:  # it has travelled, and the next group looks for it here
             name = self.start.after(self.done).part(shard_part(me.rank))
-            me.worker.files.leave(name, [messages.encode(message) for message in (own, *kept)])
+            me.worker.files.leave(name, [messages.encode(message) for message in (own, *states)])
         if me.rank == 0:
             steps, arrays = [json.loads(line) for line in model.trail], model.arrays
             gradient = arrays.get("gradient")
             yield ToDriver(GroupReport(steps, arrays["buffers"], arrays["counters"], gradient=gradient))
         yield Stay(Master(own.held.value))
-        yield from map(Stay, kept)
+        yield from map(Stay, states)
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,7 +266,7 @@ class _UpdateShard:
             return
         shard = made.shard if reports is None else replace(made.shard, reports=reports)
         yield ToOthers(shard.coded(spec.weights_codec))
-        yield ToSelf(self.start.after(self.done + 1).part(shard_part(n)), [shard, *made.kept])
+        yield ToSelf(self.start.after(self.done + 1).part(shard_part(n)), [shard, *made.states])
 
 
 def _combined(inbox: Inbox, before: Buffers) -> Reports | None:
@@ -316,7 +316,7 @@ class OwnShard:
                 copies of the shard. A task that runs again does not find them any more, and the group is run
                 again with a seed.
         """
-        if not done and not start.kept:
+        if not done and not start.has_state:
             return cls(None, None, None)
         if not done and start.seed:
             return cls._among([messages.read(message, mine=True) for message in start.seed_of(n)])

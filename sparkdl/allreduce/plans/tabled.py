@@ -17,7 +17,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from sparkdl.allreduce.kept import Kept, is_of_rows
 from sparkdl.allreduce.messages import (
     FoundRows,
     GroupReport,
@@ -46,6 +45,7 @@ from sparkdl.allreduce.plan import (
 )
 from sparkdl.allreduce.plans import owned_rows
 from sparkdl.allreduce.plans.owned_rows import Point
+from sparkdl.allreduce.shard_states import ShardStates, is_of_rows
 from sparkdl.compute import lookup
 from sparkdl.compute.forward_backward import ForwardBackward
 from sparkdl.compute.lookup import Asked, Found, RowGradient
@@ -57,7 +57,7 @@ from sparkdl.wire.frame import Array, Packed
 
 _ROWS_BYTES = 1 << 20  # about what the rows of a batch take; nobody knows beforehand
 
-_KEPT_BYTES = 32 << 20
+_SHARD_BYTES = 32 << 20
 """What stays is on disks from this size on: a group keeps tens of megabytes, and groups add up. On Spark
 Connect by shuffles it comes to the driver by several jobs, each of a part."""
 
@@ -77,18 +77,18 @@ class Tabled:
         return replace(
             dense,
             message_bytes=dense.message_bytes + _ROWS_BYTES // dense.shards,
-            shard_bytes=max(_KEPT_BYTES, dense.shard_bytes),  # rows may be many, so they belong on disks
+            shard_bytes=max(_SHARD_BYTES, dense.shard_bytes),  # rows may be many, so they belong on disks
             group_seconds=max(4.0, dense.group_seconds),  # rows are persisted at a group's end
             longest_group=min(_LONGEST_GROUP, dense.longest_group),
             keeps=True,  # the rows, if nothing else
             keeps_rows=True,
         )
 
-    def seed(self, fetch: Callable[[], Kept]) -> list[Packed]:
+    def seed(self, fetch: Callable[[], ShardStates]) -> list[Packed]:
         """Return the state of the weights, and after it the rows of each owner."""
-        kept = fetch()
-        rows = [data for frames in kept for data in frames if is_of_rows(data)]
-        weights = [[data for data in frames if not is_of_rows(data)] for frames in kept]
+        states = fetch()
+        rows = [data for frames in states for data in frames if is_of_rows(data)]
+        weights = [[data for data in frames if not is_of_rows(data)] for frames in states]
         return [*self.dense.seed(lambda: weights), *rows]
 
     def phases(self, start: Start, steps: Sequence[Step]) -> list[Phase]:
@@ -214,10 +214,10 @@ class _Finish:
         inbox = _opened(inbox)
         owner = _advance(me, inbox, self.point, self.directives)
         start = self.point.start
-        kept = owned_rows.changes(owner, start.version.iteration if start.changes else 0)
+        changed = owned_rows.changes(owner, start.version.iteration if start.changes else 0)
         owned_rows.leave_base(me, self.point, owner)
         yield from self.dense(me, inbox)
-        yield Stay(kept)
+        yield Stay(changed)
 
 
 def _advance(me: Participant, inbox: Inbox, point: Point, directives: Directives | None) -> RowOwner:

@@ -104,7 +104,7 @@ class ShuffleTransport:
             group.broadcasts,
             name,
             plan.traits.message_bytes,
-            kept_bytes=plan.traits.kept_bytes,
+            persisted_bytes=plan.traits.persisted_bytes,
         )
         arrived = [messages.decode(data) for data in frames]
         return GroupResult(arrived, persisted, started, {"job": time.perf_counter() - begin})
@@ -161,9 +161,9 @@ class TwoJobTransport:
                 stays = plan.keeps if last else number == 0
                 task = self._task(update, group, token=False, last=True, ranks=plan.shards, stays=stays)
                 if last:
-                    kept_bytes = plan.traits.kept_bytes
+                    persisted_bytes = plan.traits.persisted_bytes
                     frames, persisted = sync.finish(
-                        task, f"{group.name}, parameter sync", kept_bytes=kept_bytes
+                        task, f"{group.name}, parameter sync", persisted_bytes=persisted_bytes
                     )
                 else:
                     frames = sync.reduce(task, f"{group.name}, reduction", leaves=stays)

@@ -75,8 +75,8 @@ class ShardUpdate:
 
     def optimizer(self, state: State | None) -> ShardOptimizer:
         """Return the shard's optimizer with a state that was kept; with a fresh one without."""
-        kept = state.state if state else None
-        return ShardOptimizer(self.rule.optimizer, self.layout, self.start, self.stop, kept)
+        before = state.state if state else None
+        return ShardOptimizer(self.rule.optimizer, self.layout, self.start, self.stop, before)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ class Finished:
         return State(Owned(frame.unpack(self.optimizer.state_frame(), writable=True)))
 
     @property
-    def kept(self) -> list[State | Average]:
+    def states(self) -> list[State | Average]:
         """The state of the shard besides its weights."""
         if self.average is None:
             return [self.state]

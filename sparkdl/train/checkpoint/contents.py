@@ -17,7 +17,7 @@ from torch import nn
 
 from sparkdl._version import __version__
 from sparkdl.allreduce import shard_files
-from sparkdl.allreduce.kept import Kept
+from sparkdl.allreduce.shard_states import ShardStates
 from sparkdl.nn.embedding import row_names
 from sparkdl.saved.identity import KEY, identity_of
 from sparkdl.saved.weights import unique_tensors
@@ -38,7 +38,7 @@ class CheckpointFiles:
     aliases: dict[str, str]  # names that were left out there, and what stands for them
     # values and arrays of :meth:`ResumePoint.to_arrays`, ``None`` for weights only
     training: tuple[dict[str, Any], dict[str, Array]] | None
-    shards: Kept  # frames that stay with each shard, unless others write them
+    shards: ShardStates  # frames that stay with each shard, unless others write them
     mark: dict[str, Any]  # content of ``state.json``, without the checksums
     # completed iterations of the checkpoint that has the rows of embedding variables which this one does not
     # have, since they have not changed; 0 if it has all
@@ -84,7 +84,7 @@ class CheckpointFiles:
         if (own := identity_of(module)) is not None:
             mark[KEY] = own.to_json()
         training = point.to_arrays() if point is not None else None
-        return cls(state.iteration, tensors, aliases, training, point.kept if point else [], mark, base)
+        return cls(state.iteration, tensors, aliases, training, point.states if point else [], mark, base)
 
     def contents(self) -> Iterator[tuple[str, bytes]]:
         """Iterate over names and contents of the files, so that one at a time is in memory."""
@@ -124,12 +124,12 @@ def tensors_of(
         ConfigError: if the state_dict holds something that cannot be saved as plain tensors.
     """
     found, aliases = unique_tensors(module)
-    kept: dict[str, torch.Tensor] = {}
+    written: dict[str, torch.Tensor] = {}
     storages: set[int] = set()
     for name, value in found.items():
         if name in leave_out:
             continue
         storage = value.untyped_storage().data_ptr()
-        kept[name] = (value.clone() if storage in storages else value).contiguous()
+        written[name] = (value.clone() if storage in storages else value).contiguous()
         storages.add(storage)
-    return kept, aliases
+    return written, aliases

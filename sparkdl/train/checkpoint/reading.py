@@ -18,8 +18,8 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from sparkdl.allreduce import shard_files
-from sparkdl.allreduce.kept import Kept, joined_rows, unpacked
 from sparkdl.allreduce.row_layers import complete, rows_only
+from sparkdl.allreduce.shard_states import ShardStates, joined_rows, unpacked
 from sparkdl.exceptions import ConfigError, ModelError
 from sparkdl.keyed.entries import ROW
 from sparkdl.nn.embedding import EmbeddingVariable, row_names
@@ -88,7 +88,7 @@ def read_point(path: Path) -> ResumePoint:
         checkpoint.verify(WEIGHTS)
         with checkpoint.verified(TRAINING) as file:
             meta, arrays = _read_training(file)
-        point = ResumePoint.from_arrays(meta, arrays, checkpoint.kept())
+        point = ResumePoint.from_arrays(meta, arrays, checkpoint.states())
         base = Base(point.state.iteration, checkpoint.mark.seal)
         return replace(point, source=base, identity=checkpoint.mark.identity)
 
@@ -154,9 +154,9 @@ class Opened:
         """Return what gives the local path of each shard's file, by layer; the newest layer last."""
         return [[partial(self.verified, name) for name in names] for names in self.mark.layers]
 
-    def kept(self) -> Kept:
+    def states(self) -> ShardStates:
         """Return what stays with the shards."""
-        layers: list[Kept] = []
+        layers: list[ShardStates] = []
         for link in self.links():
             for names in link.mark.layers:
                 layers = [rows_only(layer) for layer in layers]
@@ -173,7 +173,7 @@ class Opened:
         if self.mark.format < ROWS_APART:
             return {}
         tensors: dict[str, torch.Tensor] = {}
-        for name, entries in joined_rows(unpacked(rows_only(self.kept()))).items():
+        for name, entries in joined_rows(unpacked(rows_only(self.states()))).items():
             prefix = f"{name}." if name else ""
             tensors[f"{prefix}ids"] = torch.from_numpy(entries.ids[entries.admitted])
             tensors[f"{prefix}rows"] = torch.from_numpy(np.array(entries.columns[ROW]))
@@ -251,14 +251,14 @@ def _with_aliases(saved: dict[str, torch.Tensor], module: nn.Module) -> dict[str
 
 def _check_fit(path: Path, saved: Mapping[str, torch.Tensor], module: nn.Module) -> None:
     own = {n: t for n, t in module.state_dict().items() if isinstance(t, torch.Tensor)}
-    kept = row_names(module)
+    keyed = row_names(module)
     covered = {place(n, t) for n, t in own.items() if n in saved}
     problems = [f"{n} is missing" for n, t in own.items() if place(n, t) not in covered]
     problems += [f"{n} is not in the module" for n in saved if n not in own]
     problems += [
         f"{n} has shape {tuple(t.shape)} there and {tuple(own[n].shape)} in the module"
         for n, t in saved.items()
-        if n in own and t.shape != own[n].shape and n not in kept
+        if n in own and t.shape != own[n].shape and n not in keyed
     ]
     if problems:
         some = "; ".join(problems[:8]) + ("; ..." if len(problems) > 8 else "")

@@ -15,7 +15,14 @@ from typing import Any
 
 import numpy as np
 
-from sparkdl.allreduce.kept import Kept, Snapshot, check_kept, cut_kept, state_names, unpacked
+from sparkdl.allreduce.shard_states import (
+    ShardStates,
+    Snapshot,
+    check_shard_states,
+    cut_shard_states,
+    state_names,
+    unpacked,
+)
 from sparkdl.exceptions import ConfigError
 from sparkdl.saved.identity import Identity
 from sparkdl.train.checkpoint.mark import Base
@@ -43,7 +50,7 @@ class ResumePoint:
 
     state: TrainState  # where it is
     snapshot: Snapshot  # weights and buffers
-    kept: Kept  # per shard, the frames that stay with it: optimizer state, averaged weights
+    states: ShardStates  # per shard, the frames that stay with it: optimizer state, averaged weights
     average_buffers: Array | None  # averaged buffers, if weights are averaged
     averaged: int  # how many iterations have entered the average
     history: History  # rows and validations so far
@@ -70,7 +77,7 @@ class ResumePoint:
     continues: bool = False
 
     def to_arrays(self) -> tuple[dict[str, Any], dict[str, Array]]:
-        """Return JSON-compatible values and named arrays, without ``kept``; the run changes none of them."""
+        """Return JSON-compatible values and named arrays, without ``states``; the run leaves them alone."""
         arrays: dict[str, Array] = {
             "params": self.snapshot.params,
             "buffers": self.snapshot.buffers,
@@ -105,7 +112,9 @@ class ResumePoint:
         return meta, arrays
 
     @classmethod
-    def from_arrays(cls, meta: Mapping[str, Any], arrays: Mapping[str, Array], kept: Kept) -> ResumePoint:
+    def from_arrays(
+        cls, meta: Mapping[str, Any], arrays: Mapping[str, Array], states: ShardStates
+    ) -> ResumePoint:
         """Read what :meth:`to_arrays` returned; ValueError, LookupError, TypeError, AttributeError."""
         columns = under("history.", arrays)
         changes = [_change(change) for change in meta.get("new_rows", [])]  # earlier releases write none
@@ -118,11 +127,11 @@ class ResumePoint:
         for name in ("params", "buffers", "counters", "average_buffers"):
             if arrays.get(name, _FLAT).ndim != 1:
                 raise ValueError(f"{name} has shape {arrays[name].shape}")
-        check_kept(kept, len(arrays["params"]))
+        check_shard_states(states, len(arrays["params"]))
         return cls(
             state=state,
             snapshot=Snapshot(arrays["params"], arrays["buffers"], arrays["counters"]),
-            kept=kept,
+            states=states,
             average_buffers=arrays.get("average_buffers"),
             averaged=_count(meta["averaged"]),
             averaging=str(meta.get("averaging", "")),
@@ -192,15 +201,15 @@ class ResumePoint:
                 "with",
                 code="config-resume",
             )
-        check_state(state_names(self.kept), setting, exactly="optimizer" not in self.setting)
+        check_state(state_names(self.states), setting, exactly="optimizer" not in self.setting)
         if self.state.step:
             check_inside_epoch(self.setting, setting, since=self.first)
 
-    def kept_for(self, layout: ParamLayout, count: int) -> Kept:
+    def states_for(self, layout: ParamLayout, count: int) -> ShardStates:
         """Return what stays with each of ``count`` shards; cut anew if there were others."""
-        if len(self.kept) in (0, count):
-            return self.kept
-        cut = cut_kept(unpacked(self.kept), layout.shards(count))
+        if len(self.states) in (0, count):
+            return self.states
+        cut = cut_shard_states(unpacked(self.states), layout.shards(count))
         return [[frame.join(parts) for parts in frames] for frames in cut]
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from sparkdl.allreduce.kept import Snapshot
+from sparkdl.allreduce.shard_states import Snapshot
 from sparkdl.train.hooks.base import Hook
 from sparkdl.train.options.checks import integer_option, trigger_option
 from sparkdl.train.options.triggers import EveryIterations, Trigger

@@ -15,7 +15,7 @@ from sparkdl import seeding
 from sparkdl._spark.errors import is_job_failure, task_error
 from sparkdl._spark.frames import Task
 from sparkdl.access.base import Access, BytesRef
-from sparkdl.allreduce.kept import rows_in
+from sparkdl.allreduce.shard_states import rows_in
 from sparkdl.compute.forward_backward import make_batch
 from sparkdl.compute.worker import Worker
 from sparkdl.data.collate import Collate

@@ -232,6 +232,6 @@ class Stage:
             monitor=None,
             **options,
         )
-        with ErrorsCarryResult() as kept:  # not fit(): it may have been asked to rehearse, too
-            result: FitResult = trainer._fit(sample, None, False, "same", kept)
+        with ErrorsCarryResult() as carrier:  # not fit(): it may have been asked to rehearse, too
+            result: FitResult = trainer._fit(sample, None, False, "same", carrier)
         return result.history, watch

@@ -131,7 +131,7 @@ class DirectTransport:
         reports = list(of_type(arrived, Problems))
         problems = [problem for message in reports for problem in message.problems]
         lost = [problem for problem in problems if isinstance(problem, LostPeer)]
-        if group.plan.traits.kept_bytes is not None and persisted is None and not problems:
+        if group.plan.traits.persisted_bytes is not None and persisted is None and not problems:
             first = group.start.version.iteration
             lost.append(LostPeer(first, 0, "what was to stay is not complete", begun=True))
         if lost:
@@ -169,9 +169,9 @@ class DirectTransport:
         name, traits = f"{group.name}, {what}, direct", group.plan.traits
         gathering = self._chain.gathering
         if gathering is not None and hosts:
-            return gathering.run(task, hosts, group.broadcasts, name, kept_bytes=traits.kept_bytes)
+            return gathering.run(task, hosts, group.broadcasts, name, persisted_bytes=traits.persisted_bytes)
         return self._chain.run(
-            [task], group.broadcasts, name, traits.message_bytes, kept_bytes=traits.kept_bytes
+            [task], group.broadcasts, name, traits.message_bytes, persisted_bytes=traits.persisted_bytes
         )
 
     def _lost(

@@ -16,7 +16,7 @@ from sparkdl.wire import frame
 from sparkdl.wire.frame import Array, Buffer, Frame, Parts
 from sparkdl.wire.held import Shared
 
-Kept = list[list[bytes]]
+ShardStates = list[list[bytes]]
 """Per shard, the frames that stay with it between iterations."""
 
 
@@ -34,26 +34,26 @@ def is_of_rows(data: Buffer) -> bool:
     return frame.kind_of(data) == OwnedRows.kind
 
 
-def unpacked(kept: Kept) -> list[Frame]:
+def unpacked(states: ShardStates) -> list[Frame]:
     """Return the frames of all shards, in their order."""
-    return [frame.unpack(data) for frames in kept for data in frames]
+    return [frame.unpack(data) for frames in states for data in frames]
 
 
-def cut_kept(kept: Sequence[Frame], bounds: Sequence[tuple[int, int]]) -> list[list[Parts]]:
+def cut_shard_states(messages: Sequence[Frame], bounds: Sequence[tuple[int, int]]) -> list[list[Parts]]:
     """Cut the state of all shards for others.
 
     Args:
-        kept: frames of the optimizer's state and the averaged weights, in the order of the shards.
+        messages: frames of the optimizer's state and the averaged weights, in the order of the shards.
         bounds: [start, stop) of each new shard.
     """
-    states = [message for message in kept if message.meta["kind"] == State.kind]
+    states = [message for message in messages if message.meta["kind"] == State.kind]
     new = [[parts] for parts in cut_states(states, bounds)] if states else [[] for _ in bounds]
-    averages: list[Any] = [m.arrays["params"] for m in kept if m.meta["kind"] == Average.kind]
+    averages: list[Any] = [m.arrays["params"] for m in messages if m.meta["kind"] == Average.kind]
     if averages:
         whole = np.concatenate(averages)
         for frames, (start, stop) in zip(new, bounds, strict=True):
             frames.append(encode(Average(Shared(whole[start:stop]))))
-    tables = joined_rows([message for message in kept if message.meta["kind"] == OwnedRows.kind])
+    tables = joined_rows([message for message in messages if message.meta["kind"] == OwnedRows.kind])
     if tables:
         for rank, frames in enumerate(new):
             own = {name: entries.of_owner(rank, len(bounds)) for name, entries in tables.items()}
@@ -61,9 +61,9 @@ def cut_kept(kept: Sequence[Frame], bounds: Sequence[tuple[int, int]]) -> list[l
     return new
 
 
-def joined_rows(kept: Sequence[Frame]) -> dict[str, Entries]:
+def joined_rows(states: Sequence[Frame]) -> dict[str, Entries]:
     """Return the entries of each table, from those of all its owners."""
-    owned = [OwnedRows.read(message, False) for message in kept]
+    owned = [OwnedRows.read(message, False) for message in states]
     names = dict.fromkeys(name for part in owned for name in part.tables)
     return {name: joined([part.tables[name] for part in owned]) for name in names}
 
@@ -83,14 +83,14 @@ def rows_in(weights: Frame) -> dict[str, Entries]:
     return {name: Entries.read(weights.arrays, f"rows.{n}.", {}) for n, name in enumerate(names)}
 
 
-def check_kept(kept: Sequence[Sequence[Buffer]], numel: int) -> None:
+def check_shard_states(states: Sequence[Sequence[Buffer]], numel: int) -> None:
     """Check the state of the shards that a file holds.
 
     Raises:
         ValueError, LookupError, TypeError: if it does not cover the weights once, from first to last.
     """
     ends = {"state": 0, "average": 0}
-    for message in map(frame.unpack, chain.from_iterable(kept)):
+    for message in map(frame.unpack, chain.from_iterable(states)):
         kind = message.meta["kind"]
         if kind == OwnedRows.kind:
             OwnedRows.read(message, False)
@@ -113,10 +113,10 @@ def check_kept(kept: Sequence[Sequence[Buffer]], numel: int) -> None:
             raise ValueError(f"{kind} of {end} weights, expected {numel}")
 
 
-def state_names(kept: Sequence[Sequence[Buffer]]) -> dict[int, set[str]]:
+def state_names(states: Sequence[Sequence[Buffer]]) -> dict[int, set[str]]:
     """Return the names of the optimizer's state, by parameter group that has state."""
     names: dict[int, set[str]] = {}
-    for message in map(frame.unpack, chain.from_iterable(kept)):
+    for message in map(frame.unpack, chain.from_iterable(states)):
         for index, (_, _, group, scalars) in enumerate(message.meta.get("runs", [])):
             prefix = f"{index}."
             arrays = {n.removeprefix(prefix) for n in message.arrays if n.startswith(prefix)}
