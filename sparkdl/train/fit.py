@@ -120,7 +120,8 @@ def _as_taken(features: Columns, module: nn.Module, df: Any) -> Columns:
 def dataset_of(data: Any, chosen: Chosen, last: Chosen | None, method: str) -> Iterator[Dataset]:
     """Make a Dataset of a DataFrame for as long as the block runs; a Dataset stays what it is.
 
-    ConfigError if it is neither, or columns are missing or given for a Dataset; DataError for no tensor.
+    Raises ConfigError if it is neither, or columns are missing or given for a Dataset; DataError if a column
+    cannot become a tensor.
     """
     if not chosen.of_frame:
         check_none_chosen(chosen)

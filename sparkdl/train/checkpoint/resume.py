@@ -115,7 +115,10 @@ class ResumePoint:
     def from_arrays(
         cls, meta: Mapping[str, Any], arrays: Mapping[str, Array], states: ShardStates
     ) -> ResumePoint:
-        """Read what :meth:`to_arrays` returned; ValueError, LookupError, TypeError, AttributeError."""
+        """Read what :meth:`to_arrays` returned.
+
+        Raises ValueError, LookupError, TypeError or AttributeError if it is something else.
+        """
         columns = under("history.", arrays)
         changes = [_change(change) for change in meta.get("new_rows", [])]  # earlier releases write none
         history = History.from_arrays(columns, _rows(meta["validations"]), changes)
