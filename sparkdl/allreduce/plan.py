@@ -90,8 +90,8 @@ class Step:
 class Participant:
     """A rank, where its phase runs."""
 
-    rank: int  # its number
-    ranks: int  # how many there are
+    rank: int  # its number; in the sync of the driver plan that of its shard
+    ranks: int  # how many there are; with the driver plan how many shards
     # what this process keeps of the fit; ``worker.files`` is what earlier phases have left on this executor
     worker: Worker
     clock: Stopwatch  # times the phase

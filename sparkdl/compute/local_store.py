@@ -81,7 +81,7 @@ class LocalStore:
         return None if data is None else list(decode(data))
 
     def take(self, name: str) -> Sequence[Packed] | None:
-        """Return frames that the caller may change; they are removed from memory."""
+        """Return frames that the caller may change, removed from memory, or read-only ones of a file."""
         found = self._held.pop(name, None)
         return self.read(name) if found is None else found
 

@@ -1,4 +1,4 @@
-"""The number of rows that a slow task may leave out."""
+"""The rows that slow tasks may leave out, and from when on."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 As in BigDL's paper (Dai et al., SoCC 2019), an iteration is two jobs: forward and backward pass, then the
 parameter sync, which sends the new shards to the driver, and the driver publishes the weights for the next
-iteration. It is slower than the others, and needs nothing of the session.
+iteration. It is slower than the others, and needs nothing of a classic session.
 """
 
 from __future__ import annotations

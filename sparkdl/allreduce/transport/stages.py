@@ -122,7 +122,7 @@ class TwoJobTransport:
     """Runs an iteration as two jobs.
 
     Attributes:
-        longest_group: an iteration is a job, or several.
+        longest_group: an iteration is two jobs, or more.
         is_joining: an executor's first task waits for its process.
     """
 
