@@ -92,7 +92,7 @@ def outcomes_of(
     returned = report.params.nbytes // count if report.params is not None else 0
     return [
         _outcome(
-            told,
+            facts,
             started=result.started - publish_seconds + index * sum(share.values()),
             seconds=share,
             phases=phases,
@@ -100,7 +100,7 @@ def outcomes_of(
             gradient=report.gradient if step.directives.gradient else None,
             direct=result.direct,
         )
-        for index, (step, told) in enumerate(zip(steps, report.steps, strict=True))
+        for index, (step, facts) in enumerate(zip(steps, report.steps, strict=True))
     ]
 
 
@@ -129,13 +129,13 @@ def _phases(steps: Sequence[Mapping[str, Any]], share: Mapping[str, float]) -> d
     Work is that of each step's slowest task, divided among the steps: a job's start belongs to all of them.
     """
     forward, update = dict.fromkeys(_FORWARD, 0.0), 0.0
-    for told in steps:
-        tasks = [report["task"]["phases"] for report in told["reports"]]
+    for facts in steps:
+        tasks = [report["task"]["phases"] for report in facts["reports"]]
         slowest = max(tasks, key=lambda phases: sum(phases.get(name, 0.0) for name in _FORWARD))
         for name in _FORWARD:
             forward[name] += slowest.get(name, 0.0) / len(steps)
         # With the replicated plan it is in the next step's task, too.
-        update += max(each["task"]["phases"]["update"] for each in told["updates"]) / len(steps)
+        update += max(each["task"]["phases"]["update"] for each in facts["updates"]) / len(steps)
     updates = {"update": update}
     if "job" in share:
         found = {**within({**forward, **updates}, share["job"], "launch"), "shuffle": 0.0}
@@ -145,7 +145,7 @@ def _phases(steps: Sequence[Mapping[str, Any]], share: Mapping[str, float]) -> d
 
 
 def _outcome(
-    told: Mapping[str, Any],
+    facts: Mapping[str, Any],
     *,
     started: float,
     seconds: Mapping[str, float],
@@ -155,7 +155,7 @@ def _outcome(
     direct: bool,
 ) -> Outcome:
     """Add the reports of all partitions up."""
-    reports, updates = told["reports"], told["updates"]
+    reports, updates = facts["reports"], facts["updates"]
     other = [report["source"] for report in reports if report["other"]]
     if other:
         warnings.warn(other_values(other), UserWarning, stacklevel=2)

@@ -75,11 +75,11 @@ class RowLayers:
         changes: bool,
     ) -> RowLayers:
         """Return the layers of a group that starts from here."""
-        told = [outcome.extras for outcome in outcomes]
-        entries = sum(value for name, value in told[-1].items() if name.endswith(_IDS))
+        extras = [outcome.extras for outcome in outcomes]
+        entries = sum(value for name, value in extras[-1].items() if name.endswith(_IDS))
         if not changes:
             return RowLayers((), iteration, 0.0, entries)
-        changed = sum(value for extras in told for name, value in extras.items() if name.endswith(_CHANGED))
+        changed = sum(value for each in extras for name, value in each.items() if name.endswith(_CHANGED))
         below = (*self.below, Layer(persisted, self.iteration, named))
         return RowLayers(below, iteration, self.changed + changed, entries)
 

@@ -100,9 +100,9 @@ def parts_of(messages: Iterable[_Message]) -> Iterator[Buffer]:
         place = [position, position + array.nbytes]
         header[name] = {"dtype": _KINDS[array.dtype.str[1:]], "shape": array.shape, "data_offsets": place}
         position = place[1]
-    told = json.dumps(header, separators=(",", ":")).encode()
-    told += b" " * (-len(told) % 8)
-    yield from (len(told).to_bytes(8, "little"), told)
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    yield from (len(text).to_bytes(8, "little"), text)
     for name, array in ordered:
         left = array.nbytes
         for block in array.blocks() if isinstance(array, Streamed) else [array]:
@@ -195,7 +195,7 @@ class ShardFile:
             header = json.loads(file.read(length))
         try:
             table = json.loads(header.pop("__metadata__")["sparkdl"])
-            arrays = {name: self._stored(path, 8 + length, size, told) for name, told in header.items()}
+            arrays = {name: self._stored(path, 8 + length, size, entry) for name, entry in header.items()}
             self.messages = [
                 (entry["meta"], {name: arrays[f"{i}.{name}"] for name in entry["arrays"]})
                 for i, entry in enumerate(table)
@@ -204,11 +204,11 @@ class ShardFile:
             raise ValueError(f"{path} is not the file of a shard: {error!r:.200}") from error
 
     @staticmethod
-    def _stored(path: str, start: int, size: int, told: Mapping[str, Any]) -> StoredArray:
-        (begin, end), shape = told["data_offsets"], tuple(told["shape"])
-        found = StoredArray(path, start + begin, _DTYPES[told["dtype"]], shape)
+    def _stored(path: str, start: int, size: int, entry: Mapping[str, Any]) -> StoredArray:
+        (begin, end), shape = entry["data_offsets"], tuple(entry["shape"])
+        found = StoredArray(path, start + begin, _DTYPES[entry["dtype"]], shape)
         if not 0 <= begin <= end <= size or math.prod(shape) * found.dtype.itemsize != end - begin:
-            raise ValueError(f"{path} is not the file of a shard: an array has {told!r:.200}")
+            raise ValueError(f"{path} is not the file of a shard: an array has {entry!r:.200}")
         return found
 
 
@@ -242,22 +242,22 @@ class WriteShard:
 
 def _changed(owned: OwnedRows, since: int) -> _Message:
     """Return the message with the rows that have changed since so many completed iterations."""
-    told: dict[str, Entries] = {}
+    changed: dict[str, Entries] = {}
     chosen: dict[str, Array | Streamed] = {}
     for number, (name, own) in enumerate(owned.tables.items()):
         late = own.which_changed(since)
         if late is None:  # all rows are written
-            told[name] = own
+            changed[name] = own
             continue
         none = own.ids[:0]
         log = replace(own, ids=none, counts=none, last=none, admitted=own.admitted[:0], columns={})
-        told[name] = log.changed(since)
+        changed[name] = log.changed(since)
         with_row = late[own.admitted]
         for part, values in replace(own, pages=None).arrays(f"{number}.").items():
             if part.partition(".")[2] not in ("gone", "gone_at"):
                 which = with_row if ".column." in part else late
                 chosen[part] = _streamed(values, which)
-    message = OwnedRows(told).frame()
+    message = OwnedRows(changed).frame()
     return message.meta, {**message.arrays, **chosen}
 
 

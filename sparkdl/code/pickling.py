@@ -48,8 +48,8 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no 
         """Pickle an object."""
         super().dump(obj)
         if self._names:
-            told = json.dumps(asdict(_told(sorted(self._names))), separators=(",", ":")).encode()
-            self._out.write(told + _TRAILER.pack(len(told), _MAGIC))
+            text = json.dumps(asdict(_loaded_code(sorted(self._names))), separators=(",", ":")).encode()
+            self._out.write(text + _TRAILER.pack(len(text), _MAGIC))
 
 
 class Unpickler(pickle.Unpickler):
@@ -61,7 +61,7 @@ class Unpickler(pickle.Unpickler):
 
     def load(self) -> Any:
         """Unpickle the object; errors as of :func:`loads`."""
-        code = told_of(self._file.getvalue())
+        code = loaded_code_of(self._file.getvalue())
         return super().load() if code is None else with_same_code(code, self._load)
 
     def _load(self) -> Any:
@@ -78,12 +78,12 @@ def dumps(obj: Any, pickler: type[Pickler] = Pickler) -> bytes:
 
 def loads(data: Any) -> Any:
     """Unpickle what :func:`dumps` returned, with its process's code; SerializationError names other files."""
-    told = told_of(data)
-    return pickle.loads(data) if told is None else with_same_code(told, lambda: pickle.loads(data))
+    loaded = loaded_code_of(data)
+    return pickle.loads(data) if loaded is None else with_same_code(loaded, lambda: pickle.loads(data))
 
 
-def told_of(data: Any) -> LoadedCode | None:
-    """Return what another process has told with a pickle; ``None`` if it was this one, or it has no code."""
+def loaded_code_of(data: Any) -> LoadedCode | None:
+    """Return the code that another process named with a pickle; ``None`` if it was this one, or of none."""
     view = memoryview(data).cast("B")
     if len(view) < _TRAILER.size:
         return None
@@ -103,7 +103,7 @@ def process() -> str:
     return f"{_PROCESS}-{os.getpid()}"
 
 
-def _told(names: list[Names]) -> LoadedCode:
+def _loaded_code(names: list[Names]) -> LoadedCode:
     walk = walked(names, modules.is_users)
     about = {
         name: Module(modules.file_of(name), modules.is_plain(name), modules.is_edited(name))

@@ -12,28 +12,30 @@ from sparkdl.code import digest, modules
 from sparkdl.code.loaded import LoadedCode, walked
 from sparkdl.exceptions import SerializationError
 
-_checked: dict[str, dict[str, Any]] = {}  # by what was told, the specs of the modules that have been compared
+_checked: dict[
+    str, dict[str, Any]
+] = {}  # by the code of a pickle, the specs of the modules that have been compared
 _stamps: dict[str, tuple[Any, modules.Stamp]] = {}
 """By module its spec, and its file when this process loaded it; ``None`` if nobody knows."""
 _MOST = 64
 
 
-def with_same_code(told: LoadedCode, load: Callable[[], Any]) -> Any:
+def with_same_code(loaded: LoadedCode, load: Callable[[], Any]) -> Any:
     """Load something with another process's code; stale modules are imported anew.
 
     Raises SerializationError naming module and file, if imported anew they still differ.
     """
-    key = repr((told.names, told.code, told.values))
-    if _checked.get(key) == _specs(told):
+    key = repr((loaded.names, loaded.code, loaded.values))
+    if _checked.get(key) == _specs(loaded):
         return load()
-    before = {name for name in told.modules if name in sys.modules}
+    before = {name for name in loaded.modules if name in sys.modules}
     try:
         found, failure = load(), None
     except (AttributeError, ImportError, TypeError) as error:  # a name that the stale module lacks
         found, failure = None, error
-    _note_stamps(told, before)
-    differing = _differing(told)
-    stale = {name.partition(":")[0] for name in differing if _may_be_stale(told, name)}
+    _note_stamps(loaded, before)
+    differing = _differing(loaded)
+    stale = {name.partition(":")[0] for name in differing if _may_be_stale(loaded, name)}
     if failure is not None:
         stale |= before
     if stale:
@@ -43,41 +45,41 @@ def with_same_code(told: LoadedCode, load: Callable[[], Any]) -> Any:
             found, failure = load(), None
         except Exception as error:
             sys.modules.update(dropped)
-            if failure is not None or any(name in told.code for name in differing):
+            if failure is not None or any(name in loaded.code for name in differing):
                 error.add_note(
                     f"sparkdl has imported {', '.join(sorted(stale))} anew, for the driver has changed"
                 )
                 raise
         else:
-            _note_stamps(told, before - dropped.keys())
-            differing = _differing(told)
+            _note_stamps(loaded, before - dropped.keys())
+            differing = _differing(loaded)
     if failure is not None:
         raise failure
-    wrong = [name for name in differing if _is_wrong(told, name)]
+    wrong = [name for name in differing if _is_wrong(loaded, name)]
     if wrong:
-        raise _error(told, wrong, differing)
+        raise _error(loaded, wrong, differing)
     while len(_checked) >= _MOST:
         _checked.pop(next(iter(_checked)))
-    _checked[key] = _specs(told)
+    _checked[key] = _specs(loaded)
     return found
 
 
-def _specs(told: LoadedCode) -> dict[str, Any]:
-    return {name: modules.spec_of(name) for name in told.modules}
+def _specs(loaded: LoadedCode) -> dict[str, Any]:
+    return {name: modules.spec_of(name) for name in loaded.modules}
 
 
-def _note_stamps(told: LoadedCode, before: set[str]) -> None:
-    for name in told.modules:
+def _note_stamps(loaded: LoadedCode, before: set[str]) -> None:
+    for name in loaded.modules:
         spec = modules.spec_of(name)
         if spec is not None and (name not in _stamps or _stamps[name][0] is not spec):
             _stamps[name] = spec, None if name in before else modules.stamp_of(name)
 
 
-def _differing(told: LoadedCode) -> dict[str, str]:
+def _differing(loaded: LoadedCode) -> dict[str, str]:
     """Return what is loaded here and differs, with what is here."""
-    walk = walked(told.names, told.modules.__contains__)
+    walk = walked(loaded.names, loaded.modules.__contains__)
     found = {}
-    for theirs, own in ((told.code, walk.code), (told.values, walk.values)):
+    for theirs, own in ((loaded.code, walk.code), (loaded.values, walk.values)):
         for name, value in theirs.items():
             # What is not reached here follows from what a name stands for, or a class has.
             if own.get(name, value) != value:
@@ -85,20 +87,20 @@ def _differing(told: LoadedCode) -> dict[str, str]:
     return found
 
 
-def _may_be_stale(told: LoadedCode, name: str) -> bool:
+def _may_be_stale(loaded: LoadedCode, name: str) -> bool:
     """Return whether a module may be another one if it is imported anew."""
     module = name.partition(":")[0]
     stamp = _stamps.get(module, (None, None))[1]
-    return name in told.code or stamp is None or stamp != modules.stamp_of(module)
+    return name in loaded.code or stamp is None or stamp != modules.stamp_of(module)
 
 
-def _is_wrong(told: LoadedCode, name: str) -> bool:
+def _is_wrong(loaded: LoadedCode, name: str) -> bool:
     """Return whether a difference means other code, and not another machine, time or state."""
     module = name.partition(":")[0]
-    about = told.modules[module]
-    if not (about.plain and modules.is_plain(module)) or told.dialect != digest.dialect():
+    about = loaded.modules[module]
+    if not (about.plain and modules.is_plain(module)) or loaded.dialect != digest.dialect():
         return False
-    return name in told.code or about.edited or _is_literal(name)
+    return name in loaded.code or about.edited or _is_literal(name)
 
 
 def _is_literal(name: str) -> bool:
@@ -168,16 +170,16 @@ def _is_plain(value: ast.expr) -> bool:
     return True
 
 
-def _error(told: LoadedCode, wrong: list[str], here: dict[str, str]) -> SerializationError:
+def _error(loaded: LoadedCode, wrong: list[str], here: dict[str, str]) -> SerializationError:
     name = wrong[0]
     module, _, path = name.partition(":")
-    theirs, own = told.values.get(name), here[name]
+    theirs, own = loaded.values.get(name), here[name]
     what = f"{module}.{path} is other code" if theirs is None else f"{module}.{path} is {own}"
     than = "than on the driver" if theirs is None else f"and on the driver {theirs}"
     more = f" ({len(wrong) - 1} more differ)" if len(wrong) > 1 else ""
     return SerializationError(
         f"{what} in {modules.file_of(module)} on this executor {than}{more}, which loaded "
-        f"{told.modules[module].file}. If the file was edited, load it on the driver, too: "
+        f"{loaded.modules[module].file}. If the file was edited, load it on the driver, too: "
         f"importlib.reload({module}) and the modules that import from it, or start again. Values that "
         "the driver sets at run time do not reach executors: pass them as arguments. On a cluster every "
         "machine needs the same file (spark.submit.pyFiles)",

@@ -129,10 +129,10 @@ class Entries:
     @property
     def values(self) -> dict[str, Any]:
         """What else travels, as JSON has it."""
-        told = {"scalars": dict(self.scalars), "since": self.since, "logged": self.logged}
+        meta = {"scalars": dict(self.scalars), "since": self.since, "logged": self.logged}
         if self.spread:
-            told["spread"] = self.spread
-        return told if self.pages is None else {**told, "pages": self.pages.values}
+            meta["spread"] = self.spread
+        return meta if self.pages is None else {**meta, "pages": self.pages.values}
 
     @classmethod
     def read(cls, arrays: Mapping[str, Array], prefix: str, values: Mapping[str, Any]) -> Entries:
@@ -142,11 +142,11 @@ class Entries:
         found = {name: arrays.get(f"{prefix}{name}") for name in _OWN}
         # Frames of earlier releases have no evictions: what has changed since cannot be told from them.
         own: dict[str, Any] = {name: array for name, array in found.items() if array is not None}
-        told = dict(values)
-        pages = told.pop("pages", None)
+        meta = dict(values)
+        pages = meta.pop("pages", None)
         if pages is not None:
             pages = cls.read(arrays, f"{prefix}{_PAGES}", pages)
-        return cls(**own, columns=columns, pages=pages, **told)
+        return cls(**own, columns=columns, pages=pages, **meta)
 
 
 def joined(parts: Sequence[Entries]) -> Entries:

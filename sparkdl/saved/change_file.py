@@ -29,11 +29,11 @@ class About:
 def sealed(data: bytes, about: About, aliases: Mapping[str, str]) -> bytes:
     """Return a safetensors file that says what it is."""
     header, body = _cut(data)
-    told: dict[str, Any] = {"since": about.since, "until": about.until, "aliases": dict(aliases)}
+    meta: dict[str, Any] = {"since": about.since, "until": about.until, "aliases": dict(aliases)}
     if about.identity is not None:
-        told |= {KEY: about.identity.to_json(), "base": about.base}
-        told[_SEAL] = _seal_of(header, told, body)
-    text = json.dumps({_METADATA: {_ABOUT: json.dumps(told)}, **header}).encode()
+        meta |= {KEY: about.identity.to_json(), "base": about.base}
+        meta[_SEAL] = _seal_of(header, meta, body)
+    text = json.dumps({_METADATA: {_ABOUT: json.dumps(meta)}, **header}).encode()
     text += b" " * (-len(text) % 8)  # tensors begin at multiples of 8
     return len(text).to_bytes(8, "little") + text + body
 
@@ -42,14 +42,14 @@ def read_about(data: bytes, name: str = "the file of changes") -> About:
     """Read what a file says of itself, and compare its checksum."""
     try:
         header, body = _cut(data)
-        told = json.loads(header.pop(_METADATA)[_ABOUT])
-        seal = told.pop(_SEAL, None)
+        meta = json.loads(header.pop(_METADATA)[_ABOUT])
+        seal = meta.pop(_SEAL, None)
         if seal is not None:
-            check_digest(f"{name} is", _seal_of(header, told, body), seal, "config-saved")
-        identity = Identity.parse(told.get(KEY))
+            check_digest(f"{name} is", _seal_of(header, meta, body), seal, "config-saved")
+        identity = Identity.parse(meta.get(KEY))
         if (identity is None) != (seal is None):
             raise ValueError("an identity needs a checksum")
-        return About(count_of(told["since"]), count_of(told["until"]), identity, str(told.get("base", "")))
+        return About(count_of(meta["since"]), count_of(meta["until"]), identity, str(meta.get("base", "")))
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         if isinstance(error, ConfigError):
             raise
@@ -67,7 +67,7 @@ def _cut(data: bytes) -> tuple[dict[str, Any], bytes]:
     return header, data[8 + length :]
 
 
-def _seal_of(header: Mapping[str, Any], told: Mapping[str, Any], body: bytes) -> str:
-    whole = hashlib.sha256(of_json({"tensors": dict(header), "about": dict(told)}).encode())
+def _seal_of(header: Mapping[str, Any], meta: Mapping[str, Any], body: bytes) -> str:
+    whole = hashlib.sha256(of_json({"tensors": dict(header), "about": dict(meta)}).encode())
     whole.update(body)
     return whole.hexdigest()

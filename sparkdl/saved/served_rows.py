@@ -58,7 +58,7 @@ def write_rows(
     where.mkdir(parents=True, exist_ok=True)
     if any(where.iterdir()):
         raise ConfigError(f"{folder} is not empty: export rows to a folder of their own", code="config-saved")
-    told: dict[str, Any] = {}
+    tables_meta: dict[str, Any] = {}
     for number, (name, table) in enumerate(tables.items()):
         files = []
         for part, begin in enumerate(range(0, len(table.ids), per_file)):
@@ -67,9 +67,9 @@ def write_rows(
             file = f"table-{number:05d}-part-{part:05d}.safetensors"
             (where / file).write_bytes(data)
             files.append({"name": file, "first": int(ids[0]), "sha256": hashlib.sha256(data).hexdigest()})
-        told[name] = {"files": files, "other": table.other.tolist(), "dtype": str(table.other.dtype)}
+        tables_meta[name] = {"files": files, "other": table.other.tolist(), "dtype": str(table.other.dtype)}
     draft = where / f"{MARK}.draft"
-    mark = {"format": _FORMAT, "tables": told, "about": dict(about or {})}
+    mark = {"format": _FORMAT, "tables": tables_meta, "about": dict(about or {})}
     draft.write_text(json.dumps({**mark, "seal": of_json(json.loads(json.dumps(mark)))}, indent=1))
     draft.replace(where / MARK)
 
@@ -90,17 +90,17 @@ class ServedRows:
         self._tables: dict[str, _Table] = {}
         self.about: dict[str, Any] = {}
         try:
-            told = json.loads(_regular(self._where / MARK).read_bytes())
-            if told["format"] != _FORMAT:
+            mark = json.loads(_regular(self._where / MARK).read_bytes())
+            if mark["format"] != _FORMAT:
                 raise ConfigError(
-                    f"{self._where / MARK} has format {told['format']!r:.40}; this sparkdl reads {_FORMAT}",
+                    f"{self._where / MARK} has format {mark['format']!r:.40}; this sparkdl reads {_FORMAT}",
                     code="config-saved",
                 )
-            self.about = dict(told.get("about", {}))
-            seal = told.pop("seal", None)  # earlier releases wrote none
-            if seal is not None and seal != of_json(told):
+            self.about = dict(mark.get("about", {}))
+            seal = mark.pop("seal", None)  # earlier releases wrote none
+            if seal is not None and seal != of_json(mark):
                 raise ValueError(f"{MARK} is damaged: it is not what was written")
-            for name, table in told["tables"].items():
+            for name, table in mark["tables"].items():
                 parts = [self._part(file, verify=verify) for file in table["files"]]
                 other = np.array(
                     table["other"], _DTYPES[{"float32": "F32", "float64": "F64"}[table["dtype"]]]

@@ -64,9 +64,9 @@ ENTRIES = Entries(IDS, IDS, IDS, ADMITTED, {"row": VALUES[None, :4]}, {"step": 3
 EXAMPLES: list[Message] = [
     Shard.of(1, 2.0, VALUES, USED),
     REPORT,
-    Reports([REPORT.told()], {"counters": VALUES}),
+    Reports([REPORT.scalars()], {"counters": VALUES}),
     Problems(PROBLEMS, 3),
-    UpdatedShard(FACTS, Owned(VALUES), VALUES, Reports([REPORT.told()], {"buffers": VALUES})),
+    UpdatedShard(FACTS, Owned(VALUES), VALUES, Reports([REPORT.scalars()], {"buffers": VALUES})),
     Partials(0, 7, np.ones(3)),
     Totals([np.ones(3), np.zeros(2)]),
     State(Shared(Frame({"kind": "state", "runs": []}, {"0.m": VALUES}))),

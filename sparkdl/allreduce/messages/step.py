@@ -52,13 +52,13 @@ class Report:
     task: Mapping[str, Any]
     buffers: Mapping[str, Array] = field(default_factory=dict)
 
-    def told(self) -> dict[str, Any]:
+    def scalars(self) -> dict[str, Any]:
         """Return the scalars, JSON-compatible."""
         return {name: getattr(self, name) for name in self.__slots__ if name != "buffers"}
 
     def frame(self) -> Frame:
         """Return the message as a frame."""
-        return Frame({"kind": self.kind, **self.told()}, self.buffers)
+        return Frame({"kind": self.kind, **self.scalars()}, self.buffers)
 
     @classmethod
     def read(cls, message: Frame, mine: bool) -> Report:
@@ -72,7 +72,7 @@ class Reports:
     """The reports of all partitions, in their order, and the combined buffers.
 
     Attributes:
-        reports: what :meth:`Report.told` returns, of each.
+        reports: what :meth:`Report.scalars` returns, of each.
         buffers: buffers that have changed, by kind.
     """
 
@@ -267,7 +267,7 @@ class UpdateFacts:
     state_bytes: int
     task: Mapping[str, Any]
 
-    def told(self) -> dict[str, Any]:
+    def scalars(self) -> dict[str, Any]:
         """Return the facts, JSON-compatible."""
         return {name: getattr(self, name) for name in self.__slots__}
 
@@ -312,7 +312,7 @@ class UpdatedShard:
 
     def frame(self) -> Frame:
         """Return the message as a frame."""
-        meta: dict[str, Any] = {"kind": self.kind, **self.facts.told()}
+        meta: dict[str, Any] = {"kind": self.kind, **self.facts.scalars()}
         arrays: dict[str, Array] = {}
         if isinstance(self.params, Encoded):
             meta["codec"] = dict(self.params.meta)

@@ -111,7 +111,7 @@ class ThroughDriver:
         """Put the shards that came back together."""
         parts = sorted(of_type(messages, UpdatedShard), key=lambda part: part.facts.start)
         (reports,) = of_type(messages, Reports)
-        facts = [part.facts.told() for part in parts]
+        facts = [part.facts.scalars() for part in parts]
         gradients = [part.gradient for part in parts if part.gradient is not None]
         return GroupReport(
             [{"updates": facts, "reports": list(reports.reports)}],

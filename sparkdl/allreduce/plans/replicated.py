@@ -112,8 +112,8 @@ class Replicated:
 
     def conclude(self, messages: Sequence[Message], buffers: Array, counters: Array) -> GroupReport:
         """Return the first rank's report of the group."""
-        (told,) = of_type(messages, GroupReport)
-        return told
+        (report,) = of_type(messages, GroupReport)
+        return report
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,8 +212,8 @@ class _UpdateAll:
             live.give_up_change(version)
             raise
         assert isinstance(made, Finished)  # one shard: its sums are the totals
-        facts = {"updates": [made.facts.told()], "reports": list(reports.reports)}
-        told = live_model.report(facts) if me.tells else b""
+        facts = {"updates": [made.facts.scalars()], "reports": list(reports.reports)}
+        report = live_model.report(facts) if me.tells else b""
         return WeightChange(
             rows,
             None if whole else made.weights.numpy(),
@@ -221,7 +221,7 @@ class _UpdateAll:
             reports.buffers.get("counters", live.counters),
             optimizer,
             made.average,
-            [*live.reports, told],
+            [*live.reports, report],
             made.gradient,
         )
 

@@ -186,7 +186,7 @@ class _Gather:
             if part.reports is not None:
                 reports = part.reports.reports
                 arrays |= part.reports.buffers
-        facts = {"updates": [part.facts.told() for part in parts], "reports": list(reports)}
+        facts = {"updates": [part.facts.scalars() for part in parts], "reports": list(reports)}
         # On all ranks: what one leaves when the group has ended is found by others of its executor.
         told_here = json.dumps(facts, separators=(",", ":")).encode()
         model = ModelFiles(arrays, [*before.trail, told_here])

@@ -214,7 +214,7 @@ def combine_reports(reports: Sequence[Report], buffers: Array, counters: Array) 
         arrays["buffers"] = weighted_drift(buffers, parts)
     if any("counters" in report.buffers for report in active):
         arrays["counters"] = np.maximum.reduce([r.buffers.get("counters", counters) for r in active])
-    return Reports([report.told() for report in reports], arrays)
+    return Reports([report.scalars() for report in reports], arrays)
 
 
 def weighted_drift(start: Array, parts: Sequence[WeightedPart]) -> Array:

@@ -170,10 +170,10 @@ def update_shard(
         optimizer.state_bytes + (averaged.nbytes if averaged is not None else 0),
         clock.facts(),
     )
-    told: Array | None = None
+    wanted: Array | None = None
     if update.directives.gradient:
-        told = (torch.zeros_like(update.weights) if gradient is None else gradient).cpu().numpy()
-    return Finished(facts, update.weights, optimizer, averaged, told)
+        wanted = (torch.zeros_like(update.weights) if gradient is None else gradient).cpu().numpy()
+    return Finished(facts, update.weights, optimizer, averaged, wanted)
 
 
 def _averaged(update: ShardUpdate, average: torch.Tensor | None) -> torch.Tensor | None:

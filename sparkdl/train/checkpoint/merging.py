@@ -76,15 +76,15 @@ def _messages(
         if meta["kind"] != OwnedRows.kind:
             yield meta, {name: stored.streamed() for name, stored in arrays.items()}
             continue
-        told: list[dict[str, Any]] = []
+        values: list[dict[str, Any]] = []
         found: dict[str, Array | Streamed] = {}
         for number, table in enumerate(meta["tables"]):
             parts = [LayerPart.of([StoredTable.of(file, table)], None) for file in layers]
             if others:
                 parts.insert(0, LayerPart.of([StoredTable.of(file, table) for file in others], owner))
             rows = merge_parts(parts, check)
-            if rows.told.since:
+            if rows.common.since:
                 raise ValueError(f"{layers[-1].path} has changes of table {table!r} without rows below them")
-            told.append(rows.values)
+            values.append(rows.values)
             found |= rows.arrays(f"{number}.")
-        yield {**meta, "values": told, "figures": {}}, found
+        yield {**meta, "values": values, "figures": {}}, found

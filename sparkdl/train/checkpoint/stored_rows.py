@@ -77,7 +77,9 @@ class Block:
 class StoredTable:
     """Entries of a table in a file."""
 
-    told: Entries  # what is not of each entry, such as the optimizer's state of the table; without evictions
+    common: (
+        Entries  # what is not of each entry, such as the optimizer's state of the table; without evictions
+    )
     arrays: Mapping[str, StoredArray]  # what is, and evictions
     blocks: Sequence[Block]  # the entries
     pages: StoredTable | None  # see :class:`Entries`
@@ -95,8 +97,8 @@ class StoredTable:
 
     @classmethod
     def _read(cls, arrays: Mapping[str, StoredArray], values: Mapping[str, Any]) -> StoredTable:
-        told = dict(values)
-        pages = told.pop("pages", None)
+        rest = dict(values)
+        pages = rest.pop("pages", None)
         own = {name: stored for name, stored in arrays.items() if not name.startswith(_PAGES)}
         each = {name: stored for name, stored in own.items() if name not in _LOG}
         none = {name: each[name].read(0, 0) for name in _EACH}
@@ -104,7 +106,7 @@ class StoredTable:
         size = len(each["ids"])
         bounds = [(begin, min(size, begin + step)) for begin in range(0, size, step)]
         return cls(
-            Entries.read(none, "", told),
+            Entries.read(none, "", rest),
             own,
             [Block(own, begin, stop, _no_bits(stop - begin)) for begin, stop in bounds],
             None if pages is None else cls._read(_under(_PAGES, arrays), pages),
@@ -133,7 +135,7 @@ def _under(prefix: str, arrays: Mapping[str, StoredArray]) -> dict[str, StoredAr
 class LayerPart:
     """An owner's entries of a table in a layer: all of them, or those that have changed."""
 
-    told: Entries  # what is not of each entry
+    common: Entries  # what is not of each entry
     sources: Sequence[StoredTable]  # the entries
     # number of the owner, and how many there are, if other owners' entries are among them
     owner: tuple[int, int] | None
@@ -141,8 +143,8 @@ class LayerPart:
     @classmethod
     def of(cls, sources: Sequence[StoredTable], owner: tuple[int, int] | None) -> LayerPart:
         """Return the entries of an owner."""
-        told = joined([source.told for source in sources])
-        return cls(told if owner is None else told.of_owner(*owner), sources, owner)
+        common = joined([source.common for source in sources])
+        return cls(common if owner is None else common.of_owner(*owner), sources, owner)
 
     def __len__(self) -> int:
         """Return how many ids there are."""
@@ -171,7 +173,7 @@ class LayerPart:
         if self.owner is None:
             return np.ones(len(ids), np.bool_)
         index, count = self.owner
-        own: NDArray[np.bool_] = owners(ids, count, self.told.spread) == index
+        own: NDArray[np.bool_] = owners(ids, count, self.common.spread) == index
         return own
 
 
@@ -179,15 +181,15 @@ class LayerPart:
 class TableRows:
     """All entries of a table."""
 
-    told: Entries  # what is not of each entry
+    common: Entries  # what is not of each entry
     parts: Sequence[LayerPart]  # where the entries are, and which of them are left
     pages: TableRows | None  # see :class:`Entries`
 
     @property
     def values(self) -> dict[str, Any]:
         """What is not in arrays, as :attr:`Entries.values` has it."""
-        told = self.told.values
-        return told if self.pages is None else {**told, "pages": self.pages.values}
+        values = self.common.values
+        return values if self.pages is None else {**values, "pages": self.pages.values}
 
     def arrays(self, prefix: str) -> dict[str, Array | Streamed]:
         """Return the arrays by name, as :meth:`Entries.arrays` does."""
@@ -217,16 +219,16 @@ class TableRows:
 
     def _log(self) -> Iterator[tuple[Ids, NDArray[np.int64]]]:
         """Yield evictions and when they were: what a later part has, an earlier one may have, too."""
-        ends = [*(part.told.since for part in self.parts[1:]), np.iinfo(np.int64).max]
+        ends = [*(part.common.since for part in self.parts[1:]), np.iinfo(np.int64).max]
         for part, end in zip(self.parts, ends, strict=True):
             for gone, at in part.log():
-                known = (at < end) & (at >= self.told.logged)
+                known = (at < end) & (at >= self.common.logged)
                 yield gone[known], at[known]
 
 
 def merge_parts(layers: Sequence[LayerPart], check: Check) -> TableRows:
     """Return what changes lead to; see :func:`sparkdl.keyed.entries.merged`."""
-    first = max(n for n, layer in enumerate(layers) if not layer.told.since or not n)
+    first = max(n for n, layer in enumerate(layers) if not layer.common.since or not n)
     parts = layers[first:]
     _choose(parts, check)
     for part in parts:
@@ -237,7 +239,7 @@ def merge_parts(layers: Sequence[LayerPart], check: Check) -> TableRows:
     pages = [part.pages for part in parts]
     paged = [found for found in pages if found is not None]
     return TableRows(
-        merged([layer.told for layer in layers]), parts, merge_parts(paged, check) if paged else None
+        merged([layer.common for layer in layers]), parts, merge_parts(paged, check) if paged else None
     )
 
 

@@ -99,8 +99,8 @@ class GroupTask:
                 data = found[rank.number]
                 arrived = [messages.decode(one, mine=len(hosted) == 1) for one in data] + own.sent
                 rank.inbox = Inbox(arrived, own.read)
-            told = of_type(hosted[0].inbox.arrived, Problems)
-            problems = in_order(problem for each in told for problem in each.problems)
+            reported = of_type(hosted[0].inbox.arrived, Problems)
+            problems = in_order(problem for each in reported for problem in each.problems)
             if problems:  # which all ranks know now
                 yield from driver_frames([ToDriver(Problems(problems))])
                 return
