@@ -38,6 +38,18 @@ def null_error(where: str) -> DataError:
     return DataError(f"{where}: null; drop or fill nulls first", code="data-null")
 
 
+def check_unmasked(value: Any, where: str) -> None:
+    """Check that no value of a masked array of numpy is masked: ``asarray`` would take what lies below."""
+    if not isinstance(value, np.ma.MaskedArray) or not np.ma.is_masked(value):
+        return
+    masked = np.ma.getmaskarray(value)
+    row = f", row {np.flatnonzero(masked.reshape(len(masked), -1).any(axis=1))[0]}" if masked.ndim else ""
+    raise DataError(
+        f"{where}{row}: masked, which stands for null; drop such rows, or fill them with filled() first",
+        code="data-null",
+    )
+
+
 def from_arrow(plan: ColumnPlan, column: pa.Array, row_name: RowName) -> Array:
     """Convert an Arrow column to an array of shape (rows, *shape); ``row_name`` names a row in errors."""
     rows = len(column)
@@ -160,6 +172,7 @@ def from_rows(plan: ColumnPlan, values: Sequence[Any] | Array, row_name: RowName
 
 def _numbers(plan: ColumnPlan, value: Any, row: str) -> Array:
     """Return a row's value as an array of numbers."""
+    check_unmasked(value, f"{plan.words}, {row}")
     try:
         array: Array = np.asarray(value)
     except ValueError:  # lists of several lengths

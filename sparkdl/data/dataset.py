@@ -26,6 +26,7 @@ from sparkdl.data.columns import (
     make_plan,
     structure_of,
 )
+from sparkdl.data.convert import check_unmasked
 from sparkdl.data.elements import (
     ArraySource,
     RddSource,
@@ -440,19 +441,20 @@ class Dataset:
             transform: as in :meth:`from_dataframe`.
 
         Raises:
-            DataError: if the arrays differ in length or are empty.
+            DataError: if the arrays differ in length, are empty, or have masked values.
         """
-        weight = None if weight is None else np.asarray(weight)
-        if weight is not None and weight.ndim != 1:
+        if weight is not None and np.ndim(weight) != 1:
             raise DataError(
-                f"weight has shape {weight.shape}; expected one number per row, shape (rows,)",
+                f"weight has shape {np.shape(weight)}; expected one number per row, shape (rows,)",
                 code="data-shape",
             )
         groups = {"features": features, "label": label, "weight": weight}
         structures = {role: structure_of(value, role) for role, value in groups.items()}
         arrays: dict[str, Array] = {}
         for role, value in groups.items():
-            arrays |= {k: np.asarray(v) for k, v in structures[role].disassemble(value).items()}
+            for key, array in structures[role].disassemble(value).items():
+                check_unmasked(array, f"column {key!r}")
+                arrays[key] = np.asarray(array)
         _check_lengths(arrays)
         sources = unnamed(structures["features"], structures["label"])
         weighted = weight is not None

@@ -11,7 +11,7 @@ import numpy as np
 from sparkdl.data import sparse
 from sparkdl.data.collate import MASK, check_mask, padded
 from sparkdl.data.columns import ColumnPlan
-from sparkdl.data.convert import exact, from_rows, is_null, null_error
+from sparkdl.data.convert import check_unmasked, exact, from_rows, is_null, null_error
 from sparkdl.exceptions import DataError
 from sparkdl.wire.frame import Array
 
@@ -21,6 +21,7 @@ Inputs = tuple[tuple[Any, ...], Mapping[str, Any]]
 
 def array_of(plan: ColumnPlan, rows: Any) -> Array:
     """Return a caller's rows as a column of them becomes, with its checks; as they are without a dtype."""
+    check_unmasked(rows, plan.words)
     try:
         array: Array = exact(plan, rows, np.asarray(rows))
     except ValueError:  # lists of no one shape

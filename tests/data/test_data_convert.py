@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis.extra import numpy as hnp
 
+from sparkdl import Dataset
 from sparkdl.data.columns import STORED_DTYPES, ColumnPlan
 from sparkdl.data.convert import default_dtype, from_arrow, from_rows, row_namer
 from sparkdl.data.loose import array_of
@@ -305,6 +306,35 @@ def test_weights_must_not_be_negative(values):
 
 
 # -- Python rows and numpy ----------------------------------------------------------------------
+
+
+MASKED = np.ma.array([1.0, 2.0, 3.0], mask=[False, True, False])
+MASKED_ROWS = np.ma.array([[1.0, 2.0], [3.0, 4.0]], mask=[[False, False], [False, True]])
+
+
+@pytest.mark.parametrize(
+    "take",
+    [
+        lambda values: array_of(plan(), values),
+        lambda values: rows(list(values)),
+        lambda values: Dataset.from_numpy([values]),
+        lambda values: Dataset.from_numpy(np.zeros(len(values)), {"y": values}),
+    ],
+)
+@pytest.mark.parametrize("values", [MASKED, MASKED_ROWS], ids=["numbers", "rows"])
+def test_masked_values_are_null(take, values):
+    with pytest.raises(DataError, match="row 1: masked, which stands for null"):
+        take(values)
+
+
+def test_masked_weights_are_null():
+    with pytest.raises(DataError, match="column 'weight', row 1: masked"):
+        Dataset.from_numpy(np.zeros((3, 1)), weight=MASKED)
+
+
+def test_masked_arrays_without_masked_values_are_arrays():
+    values = np.ma.array([1.0, 2.0], mask=[False, False])
+    assert array_of(plan(dtype="float32"), values).tolist() == [1.0, 2.0]
 
 
 @pytest.mark.parametrize(
