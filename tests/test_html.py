@@ -95,10 +95,10 @@ def test_a_dataset_and_its_training(spark: Any) -> None:
     assert "optimizer SGD(lr=0.1)" in shown
     assert repr(trainer) == f"Trainer({EVIL}, 26 parameters)"
     loss, score = result.state.loss, result.scores["val/loss"]
-    loaded_code_of = f"2 epochs, 4 iterations in {result.state.seconds:.1f} s, stopped by end_when"
-    assert repr(result) == f"FitResult(Sequential: {loaded_code_of}, loss {loss:.4g}, val/loss {score:.4g})"
+    told_of = f"2 epochs, 4 iterations in {result.state.seconds:.1f} s, stopped by end_when"
+    assert repr(result) == f"FitResult(Sequential: {told_of}, loss {loss:.4g}, val/loss {score:.4g})"
     summary = TrainingSummary(result)
-    assert repr(summary) == f"TrainingSummary({loaded_code_of}, loss {loss:.4g}, val/loss {score:.4g})"
+    assert repr(summary) == f"TrainingSummary({told_of}, loss {loss:.4g}, val/loss {score:.4g})"
     for shown in (told(parsed(summary._repr_html_())), told(parsed(result.history._repr_html_()))):
         assert "iterations 4" in shown
         assert f"val/loss {result.history.validations[0]['loss']:.4g} {score:.4g}" in shown
