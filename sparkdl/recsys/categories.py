@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from sparkdl.data.columns import quoted
 from sparkdl.exceptions import ConfigError, DataError
-from sparkdl.recsys.checks import check_columns, check_integer, check_new, one_group
+from sparkdl.recsys.checks import check_columns, check_comparable, check_integer, check_new, one_group
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -78,7 +78,8 @@ def with_category(
 
     Raises:
         ConfigError: if neither is named, or both have one name.
-        DataError: naming the column that is missing or there already.
+        DataError: naming the column that is missing, there already, or of another type than the table's
+            values.
     """
     from pyspark.sql import functions as F
 
@@ -88,6 +89,7 @@ def with_category(
     check_columns(df, owner, column=column)
     check_columns(table, f"{owner}: table", **{name: name for name in (VALUE, INDEX, SHARE)})
     check_new(df, owner, index=index, share=share)
+    check_comparable(f"{owner}: table", (df, column), (table, VALUE))
     key = "sparkdl_category"
     added = [F.col(VALUE).alias(key)]
     if index is not None:

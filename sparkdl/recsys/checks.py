@@ -35,19 +35,31 @@ def check_new(df: DataFrame, owner: str, **columns: str | None) -> None:
             )
 
 
+def missing(df: DataFrame, name: str) -> tuple[Column, str]:
+    """Return whether a column has no value, and what it has then, in words: pandas has NaN for null."""
+    from pyspark.sql import functions as F
+    from pyspark.sql import types as T
+
+    column = quoted(name)
+    if isinstance(df.select(column).schema.fields[0].dataType, T.FloatType | T.DoubleType):
+        return column.isNull() | F.isnan(column), "null or NaN"
+    return column.isNull(), "null"
+
+
 def check_no_nulls(df: DataFrame, owner: str, *names: str) -> None:
-    """Check that columns have no nulls, by a job if they may have some."""
+    """Check that columns have no nulls, and no NaN, by a job if they may have some."""
     from pyspark.sql import functions as F
 
-    names = tuple(name for name in names if find_field(df, owner, name).nullable)
-    if not names:
+    found = {name: missing(df, name) for name in names}
+    able = [name for name in names if find_field(df, owner, name).nullable or "NaN" in found[name][1]]
+    if not able:
         return
-    counts = df.agg(*(F.count_if(quoted(name).isNull()) for name in names)).collect()[0]
-    for name, nulls in zip(names, counts, strict=True):
+    counts = df.agg(*(F.count_if(found[name][0]) for name in able)).collect()[0]
+    for name, nulls in zip(able, counts, strict=True):
         if nulls:
             raise DataError(
-                f"{owner}: column {name!r} is null in {nulls} rows; drop them first, for example with "
-                f"df.dropna(subset=[{name!r}])",
+                f"{owner}: column {name!r} is {found[name][1]} in {nulls} rows; drop them first, for example "
+                f"with df.dropna(subset=[{name!r}])",
                 code="data-null",
             )
 
@@ -57,6 +69,23 @@ def check_integer(owner: str, least: int, **values: int) -> None:
     for name, value in values.items():
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             raise ConfigError(f"{owner}: {name}={value!r}: expected an integer of at least {least}")
+
+
+def check_comparable(owner: str, found: tuple[DataFrame, str], other: tuple[DataFrame, str]) -> None:
+    """Check that Spark compares the values of two columns as they are: it casts those of other types.
+
+    So ``"07"`` would be 7, and two strings one number.
+    """
+    from pyspark.sql import types as T
+
+    kinds = [df.select(quoted(name)).schema.fields[0].dataType for df, name in (found, other)]
+    families = (T.IntegralType, T.StringType | T.CharType | T.VarcharType)
+    if kinds[0] != kinds[1] and not any(all(isinstance(kind, of) for kind in kinds) for of in families):
+        raise DataError(
+            f"{owner} has {other[1]!r} as {kinds[1].simpleString()}, the DataFrame {found[1]!r} as "
+            f"{kinds[0].simpleString()}: cast one of them",
+            code="data-type",
+        )
 
 
 def one_group(column: str) -> Column:

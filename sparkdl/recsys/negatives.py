@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING
 from sparkdl.data.columns import quoted
 from sparkdl.exceptions import DataError
 from sparkdl.ml.stages.rowwise import find_field
-from sparkdl.recsys.checks import check_columns, check_integer, check_new, one_group
+from sparkdl.recsys.checks import (
+    check_columns,
+    check_comparable,
+    check_integer,
+    check_new,
+    missing,
+    one_group,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -43,7 +50,7 @@ def with_negatives(
         user: column of the user, here and in ``seen``.
         item: column of the item, here, in ``seen`` and in ``items``.
         seen: pairs of users and items that are no negatives; ``df`` itself by default. Those of ``df`` are
-            never negatives.
+            never negatives. Other users than those of ``df`` count for nothing but the items there are.
         items: all items there are; those of ``df`` and ``seen`` by default.
         output: new column, an array of ``count`` items.
         label: adds no array, but ``count`` rows for each row, with a negative in place of its item, and a
@@ -52,8 +59,8 @@ def with_negatives(
 
     Raises:
         ConfigError: if ``count`` cannot work.
-        DataError: naming the column that is missing, there already or null; if types of items differ; or if
-            a user has seen all items.
+        DataError: naming the column that is missing, there already or null; if types of items or users
+            differ; or if a user of ``df`` has seen all items.
     """
     from pyspark.sql import functions as F
 
@@ -66,14 +73,15 @@ def with_negatives(
     if seen is not None:
         check_columns(seen, f"{owner}: seen", user=user, item=item)
         _check_type(df, seen, owner, "seen", item)
+        check_comparable(f"{owner}: seen", (df, user), (seen, user))
         more = seen.select(quoted(user).alias(user), quoted(item).alias(_ITEM))
-        pairs = pairs.union(more)
+        pairs = pairs.union(more.join(df.select(quoted(user).alias(user)).distinct(), user, "left_semi"))
         known = known.union(more.select(_ITEM))
     if items is not None:
         check_columns(items, f"{owner}: items", item=item)
         _check_type(df, items, owner, "items", item)
         known = items.select(quoted(item).alias(_ITEM))
-    numbered = _numbered(known.where(F.col(_ITEM).isNotNull()).distinct(), seed)
+    numbered = _numbered(known.where(~missing(known, _ITEM)[0]).distinct(), seed)
     total = _check_counts(df, owner, user, item, pairs, numbered)
     # Of n items of which a user has seen those with the numbers s0 < s1 < ..., the unseen one with rank u has
     # the number u + (how many j have s_j - j <= u).
@@ -141,7 +149,7 @@ def _check_counts(
     """Return how many items there are; check that every user has some left."""
     from pyspark.sql import functions as F
 
-    nulls = df.agg(*(F.count_if(quoted(name).isNull()) for name in (user, item)))
+    nulls = df.agg(*(F.count_if(missing(df, name)[0]) for name in (user, item)))
     seen = (
         pairs.join(numbered, _ITEM)
         .groupBy(quoted(user).alias(user))
@@ -152,8 +160,8 @@ def _check_counts(
     for name, found in zip((user, item), row, strict=False):
         if found:
             raise DataError(
-                f"{owner}: column {name!r} is null in {found} rows; drop them first, for example with "
-                "df.dropna()",
+                f"{owner}: column {name!r} is {missing(df, name)[1]} in {found} rows; drop them first, for "
+                "example with df.dropna()",
                 code="data-null",
             )
     total: int = row[3]

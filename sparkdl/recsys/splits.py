@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from sparkdl.data.columns import quoted
 from sparkdl.exceptions import ConfigError, DataError
-from sparkdl.recsys.checks import check_columns, check_integer, check_no_nulls
+from sparkdl.recsys.checks import check_columns, check_integer, check_no_nulls, missing
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -87,8 +87,8 @@ def split_by_time(
     check_columns(df, owner, time=time)
     if (at is None) == (share is None):
         raise ConfigError(f"{owner}: at={at!r}, share={share!r}: expected one of them")
-    moment = quoted(time)
-    wanted = [F.count_if(moment.isNull()), F.count(moment), F.max(moment)]
+    moment, (no_time, what) = quoted(time), missing(df, time)
+    wanted = [F.count_if(no_time), F.count_if(~no_time), F.max(moment)]
     if share is None:
         nulls, rows, last = df.agg(*wanted).collect()[0]
     elif not 0 < share < 1:
@@ -97,10 +97,10 @@ def split_by_time(
         about = F.percentile_approx(moment, share, _ACCURACY)
         nulls, rows, last, at = df.agg(*wanted, about).collect()[0]
     if not rows:
-        raise DataError(f"{owner}: column {time!r} is null in all rows", code="data-empty")
+        raise DataError(f"{owner}: column {time!r} is {what} in all rows", code="data-empty")
     if nulls:
         raise DataError(
-            f"{owner}: column {time!r} is null in {nulls} of {nulls + rows} rows, which belong to neither "
+            f"{owner}: column {time!r} is {what} in {nulls} of {nulls + rows} rows, which belong to neither "
             f"part: drop them, as df.dropna(subset=[{time!r}]) does, or give them a time",
             code="data-null",
         )

@@ -158,8 +158,9 @@ def series_of(batches: Iterable[pa.RecordBatch], layout: PanelLayout) -> Iterato
     """Iterate over the series of a partition of :func:`grouped`: the hash of each id, and the series."""
     for key, id, rows in _rows_of(batches, layout):
         try:
-            if id is None:
-                raise DataError(f"column {layout.id!r}: null; every row needs a series", code="data-null")
+            if id is None or id != id:
+                what = "null" if id is None else "NaN"
+                raise DataError(f"column {layout.id!r}: {what}; every row needs a series", code="data-null")
             if rows["empty"].any():
                 raise DataError(f"series {id!r}: null in time column {layout.time!r}", code="data-null")
             series = on_grid(id, rows, layout)

@@ -75,6 +75,22 @@ def test_categories_are_numbered_by_count(spark: Any, events: Any, table: pd.Dat
         with_category(names, "one", shared, index="n", share="n")
 
 
+def test_values_of_another_type_are_refused(spark: Any) -> None:
+    """Spark casts them: '07' would be 7, and a row whose number two strings have would be two rows."""
+    texts = spark.createDataFrame([("07",), ("7",)], "v string")
+    numbers = spark.createDataFrame([(7,)], "v int")
+    for df, counted, types in (
+        (texts, numbers, "'value' as int, the DataFrame 'v' as string"),
+        (numbers, texts, "'value' as string, the DataFrame 'v' as int"),
+        (numbers.selectExpr("double(v) AS v"), numbers, "'v' as double"),
+    ):
+        with pytest.raises(DataError, match=types) as caught:
+            with_category(df, "v", count_categories(counted, "v"), index="n")
+        assert caught.value.code == "data-type"
+    wide = with_category(numbers.selectExpr("bigint(v) AS v"), "v", count_categories(numbers, "v"), index="n")
+    assert wide.collect() == [(7, 1)]
+
+
 def test_the_last_events_are_held_out(spark: Any, events: Any, table: pd.DataFrame) -> None:
     train, test = leave_last_out(events, last=2)
     held = test.toPandas()
@@ -129,6 +145,24 @@ def test_events_of_nobody_or_at_no_moment_are_refused(spark: Any, column: str) -
             make(whole)
         assert caught.value.code == "data-null"
     assert with_history(whole.dropna(), size=2).count() == 2
+
+
+def test_nan_is_no_value(spark: Any) -> None:
+    """It is what pandas makes of a missing number: such rows were of one user, or at the last moment."""
+    nan = float("nan")
+    df = spark.createDataFrame(
+        [(1.0, 1, 1.0), (1.0, 2, nan), (nan, 3, 3.0)], "user double, item int, time double"
+    )
+    for make, column in (
+        (leave_last_out, "user"),
+        (partial(with_history, size=2), "user"),
+        (partial(with_history, size=2, user="item"), "time"),
+        (partial(with_negatives, count=1), "user"),
+    ):
+        with pytest.raises(DataError, match=f"column '{column}' is null or NaN in 1 rows"):
+            make(df)
+    with pytest.raises(DataError, match="column 'time' is null or NaN in 1 of 3 rows"):
+        split_by_time(df, share=0.5)
 
 
 def test_strict_histories_hold_earlier_moments_only(spark: Any) -> None:
@@ -225,6 +259,16 @@ def test_negatives_of_an_evaluation_and_in_rows(spark: Any) -> None:
         with_negatives(spark.createDataFrame([("u", None)], "user string, item string"), 1)
     with pytest.raises(DataError, match="items has 'item' as int, the DataFrame as string"):
         with_negatives(df, 1, items=spark.createDataFrame([(1,)], "item int"))
+    with pytest.raises(DataError, match="seen has 'user' as int, the DataFrame 'user' as string"):
+        with_negatives(df, 1, seen=spark.createDataFrame([(1, "c")], "user int, item string"))
+
+
+def test_users_without_a_row_may_have_seen_all_items(spark: Any) -> None:
+    """Nor need anybody know of nobody's events: those of all strangers together are of all items."""
+    df = spark.createDataFrame([("u", 1), ("u", 2)], "user string, item int")
+    others = [(user, item) for user in ("w", None) for item in range(1, 5)]
+    seen = spark.createDataFrame([*others, ("u", 3)], "user string, item int")
+    assert [row.negatives for row in with_negatives(df, 1, seen=seen).collect()] == [[4], [4]]
 
 
 def test_numbers_are_scaled_and_put_into_buckets(spark: Any) -> None:

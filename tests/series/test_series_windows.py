@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -127,12 +128,14 @@ def test_a_series_that_is_too_short_is_an_error_or_left_out() -> None:
 
 
 def test_null_ids_and_times_are_errors() -> None:
-    for column, message in (
-        ("__id", "column 'id': null"),
-        ("__time", "series 0: null in time column 'time'"),
+    """So are ids of NaN, which pandas makes of missing numbers: each row was a series of its own."""
+    for column, value, message in (
+        ("__id", None, "column 'id': null"),
+        ("__id", math.nan, "column 'id': NaN; every row needs a series"),
+        ("__time", None, "series 0: null in time column 'time'"),
     ):
         (batch,) = batches([9], 100)
         place = batch.schema.get_field_index(column)
-        empty = pa.array([None] * 9, pa.int64())
+        empty = pa.array([value] * 9, pa.int64() if value is None else pa.float64())
         token = write_windows("store", 0, layout(), Cut(), [batch.set_column(place, column, empty)])
         assert message in token.error
