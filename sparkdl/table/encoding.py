@@ -205,9 +205,11 @@ class TableEncoding:
 
     def to_json(self) -> dict[str, Any]:
         """Return what :meth:`from_json` reads."""
-        zoned = {} if self.zone == UTC else {"zone": self.zone, "clocks": list(self.clocks)}
+        zoned: dict[str, Any] = {} if self.zone == UTC else {"zone": self.zone}
+        if zoned or self.clocks:
+            zoned["clocks"] = list(self.clocks)
         return {
-            "format": _FORMAT if zoned else 1,  # earlier releases take all times for UTC
+            "format": 1 if self.zone == UTC else _FORMAT,  # earlier releases take all times for UTC
             "numbers": [asdict(number) for number in self.numbers],
             "categories": [asdict(category) for category in self.categories],
             "leftOut": dict(self.left_out),

@@ -196,10 +196,12 @@ def test_a_number_that_is_mostly_zero_has_knots_among_the_others(spark: Any) -> 
 
 def test_mistakes_in_a_table_are_named(spark: Any, table: Any) -> None:
     vectors = spark.createDataFrame([(Vectors.dense(1.0), float("inf"), "a")], ["v", "x", "a"])
+    tiny = spark.range(2).selectExpr("id * 1e-200D AS t")
     for df, columns, problem in (
         (table, ["nn"], "features column 'nn' is not in the DataFrame"),
         (vectors, ["v"], "features column 'v' has type vector, which the encoding of a table does not know"),
         (vectors, ["x"], "features column 'x' holds infinite values"),
+        (tiny, ["t"], "'t': its values, from 0.0 to 1e-200, are so close to 0 that their squares are lost"),
         (vectors, ["a"], r"no features column tells rows apart \(a: all rows have one value\)"),
         (table.limit(0), ["n"], "the DataFrame has no rows"),
     ):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -21,6 +22,7 @@ from sparkdl.nn import Tabular
 from sparkdl.nn.signature import Signature
 from sparkdl.serve import Predictor
 from sparkdl.serve.served import ServedModel
+from sparkdl.table.encoding import TableEncoding
 
 pytestmark = pytest.mark.jvm
 ZONE = "spark.sql.session.timeZone"
@@ -69,6 +71,30 @@ def test_times_mean_the_same_in_a_zone_of_the_session(berlin: Any) -> None:
     }
     for way, found in ways.items():
         np.testing.assert_allclose(found, expected, rtol=1e-6, err_msg=way)
+
+
+def test_times_without_a_zone_of_a_fit_in_utc_are_what_they_are_in_another_session(berlin: Any) -> None:
+    """Functions in SQL follow their session's clock, which times have that never had a zone are not of."""
+    rows = [(datetime(2024, 7, 1) + timedelta(hours=n),) for n in range(48)]
+    df = berlin.createDataFrame(rows, "t timestamp_ntz")
+    berlin.conf.set(ZONE, "UTC")
+    encoding = fit_encoding(df, ["t"], max_categories=10, min_frequency=1)
+    assert (encoding.zone, encoding.clocks) == ("UTC", ("t",))
+    assert TableEncoding.from_json(encoding.to_json()) == encoding
+    assert encoding.to_json()["format"] == 1, "earlier releases read it"
+    berlin.conf.set(ZONE, "Europe/Berlin")
+    model = model_of(encoding)
+    expected = [row[0] for row in model.transform(df).select("prediction").collect()]
+    assert np.std(expected) > 1e-3
+    served = ServedModel(model)
+    served.encoding = replace(encoding, zone="Europe/Berlin")  # as in a task of MLflow's spark_udf
+    frame = df.toPandas()
+    assert frame["t"][0] == pd.Timestamp("2024-07-01"), "pandas has the same times, without a zone"
+    for found in (
+        [row[0] for row in df.select(model.asUdf()("t")).collect()],
+        PyFunc(served).predict(frame)["prediction"],
+    ):
+        np.testing.assert_allclose(found, expected, rtol=1e-6)
 
 
 def test_an_example_may_be_a_dataframe_and_a_structs_field_is_no_column(spark: Any) -> None:

@@ -45,6 +45,7 @@ _PARTS: Mapping[Kind, tuple[Part, ...]] = {
 }
 _SHARES = [n / PIECES for n in range(PIECES + 1)]
 _ACCURACY = 10_000
+_LEAST = 1e-150  # deviation whose square a double holds with all digits
 
 
 def kinds_of(df: DataFrame, names: Sequence[str]) -> dict[str, Kind]:
@@ -144,7 +145,7 @@ def _clocks(df: DataFrame, kinds: Mapping[str, Kind]) -> tuple[str, tuple[str, .
     times = [name for name, kind in kinds.items() if kind in ("date", "timestamp")]
     zone = zone_named(str(df.sparkSession.conf.get("spark.sql.session.timeZone"))) if times else UTC
     without = [name for name in times if isinstance(df.schema[name].dataType, T.TimestampNTZType)]
-    return zone, () if zone == UTC else tuple(without)
+    return zone, tuple(without)  # also in UTC: a function in SQL follows its own session's clock
 
 
 def count_rows(df: DataFrame, names: Sequence[str], required: Sequence[str] = ()) -> int:
@@ -242,6 +243,12 @@ def _summarise(
     for name, (count, mean, deviation, low, high, distinct) in values.items():
         if count:
             _check_finite(name, low, high, deviation)
+            if low < high and deviation < _LEAST:
+                raise DataError(
+                    f"features column {name!r}: its values, from {low} to {high}, are so close to 0 that "
+                    "their squares are lost: scale them first, such as by a logarithm",
+                    code="data-value",
+                )
         # A sum of equal values may be off by its last digit, and so would a deviation from its mean.
         deviation = 0.0 if low == high else deviation or 0.0
         found[name] = _Summary(count, mean or 0.0, deviation, low, high, distinct)
