@@ -239,6 +239,14 @@ def test_arrays_that_torch_does_not_take() -> None:
         np.testing.assert_array_equal(predict(odd), np.asarray(odd).astype(np.float32))
 
 
+@pytest.mark.parametrize("rows", [[[1, 2], [3, None]], [[[1.0], [2.0]], [[1.0], [pd.NA]]]])
+def test_null_in_a_row_has_the_code_of_null(rows: Any) -> None:
+    for predict in (Predictor(nn.Identity()), Predictor(nn.Identity(), Signature((TensorSpec((2,)),), ()))):
+        with pytest.raises(DataError, match="input 0, row 1: null") as raised:
+            predict(rows)
+        assert raised.value.code == "data-null"
+
+
 @pytest.mark.parametrize(
     ("args", "kwargs", "message"),
     [

@@ -17,7 +17,7 @@ import pytest
 from sparkdl.exceptions import ConfigError, DataError
 from sparkdl.table.calendar import part_of
 from sparkdl.table.encoding import Category, Number, TableEncoding, read_table, table_of
-from sparkdl.table.values import arrow, columns_of, doubles
+from sparkdl.table.values import arrow, columns_of, doubles, numbers_of
 from sparkdl.table.zones import local, zone_named
 
 AGE = Number("age", "number", 40.0, 10.0, missing=True, knots=(-1.0, 0.0, 1.0))
@@ -78,6 +78,19 @@ def test_what_modules_are_told() -> None:
 def test_numbers_of_any_origin(values: Any) -> None:
     found = encode({**TABLE, "age": values})
     np.testing.assert_array_equal(found["numbers"][:, :2], [[1, 0], [0, 1], [-1, 0]])
+
+
+def test_large_integers_beside_others() -> None:
+    """Arrow refuses those that a double does not hold, and Spark rounds them; whole numbers stay exact."""
+    large = 2**53 + 1
+    assert arrow("n", [large, 0.5, None]).to_pylist() == [2.0**53, 0.5, None]
+    assert numbers_of([[2**64, 0.5], None]).to_pylist() == [[2.0**64, 0.5], None]
+    for whole in ([large, 1.0], [[large, 1.0], [-(2.0**63)]]):
+        assert str(numbers_of(whole).type) in ("int64", "list<item: int64>")
+        assert numbers_of(whole).to_pylist() == whole
+    assert numbers_of([large, 2.0**63]).to_pylist() == [2.0**53, 2.0**63]
+    with pytest.raises(pa.ArrowInvalid, match="tried to convert to boolean"):
+        numbers_of([True, large, 0.5])
 
 
 @pytest.mark.parametrize(

@@ -26,9 +26,10 @@ def array_of(plan: ColumnPlan, rows: Any) -> Array:
         array: Array = exact(plan, rows, np.asarray(rows))
     except ValueError:  # lists of no one shape
         array = from_rows(plan, list(rows), lambda index: f"row {index}")
-    null = [n for n, row in enumerate(array) if is_null(row)] if array.dtype == object and array.ndim else []
-    if null:
-        raise null_error(f"{plan.words}, row {null[0]}")
+    if array.dtype == object and array.ndim:
+        null = next((n for n, row in enumerate(array) if _has_null(row)), None)
+        if null is not None:
+            raise null_error(f"{plan.words}, row {null}")
     if array.dtype.kind not in "biufc" or array.ndim == 0:
         raise DataError(
             f"{plan.words}: expected an array of numbers with a dimension for rows, got {array.dtype} of "
@@ -44,6 +45,11 @@ def array_of(plan: ColumnPlan, rows: Any) -> Array:
     if not array.flags.writeable or not array.dtype.isnative or min(array.strides, default=0) < 0:
         array = np.array(array, array.dtype.newbyteorder("="))  # torch takes no others
     return array
+
+
+def _has_null(value: Any) -> bool:
+    """Return whether a value is null, or has one in its lists or arrays."""
+    return is_null(value) or (isinstance(value, np.ndarray | list | tuple) and any(map(_has_null, value)))
 
 
 def spread(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Inputs:

@@ -37,10 +37,7 @@ def arrow(name: str, values: Any) -> pa.Array:
     if isinstance(values, np.ndarray) and values.dtype.kind in "UO":
         values = values.tolist()
     try:
-        try:
-            found = pa.array(values, from_pandas=True)
-        except OverflowError:
-            found = pa.array(as_doubles(values), from_pandas=True)
+        found = numbers_of(values, from_pandas=True)
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         raise DataError(
             f"column {name!r}: {values!r:.100} is no column of one type: {error!s:.200}", code="data-type"
@@ -48,11 +45,39 @@ def arrow(name: str, values: Any) -> pa.Array:
     return found.combine_chunks() if isinstance(found, pa.ChunkedArray) else found
 
 
-def as_doubles(value: Any) -> Any:
-    """Return (nested) lists with doubles in place of integers, for those beyond 64 bits."""
+def numbers_of(values: Any, **options: Any) -> pa.Array:
+    """Return a column as an Arrow array, also one of integers that doubles cannot hold beside fractions.
+
+    Arrow refuses these, and integers beyond 64 bits; Spark rounds them. Whole numbers alone stay exact.
+
+    Args:
+        values: what ``pyarrow.array`` takes.
+        **options: likewise.
+    """
+    try:
+        return pa.array(values, **options)
+    except (OverflowError, pa.ArrowInvalid):
+        if not isinstance(values, list):
+            raise
+        return pa.array(_of_one_type(values, _are_longs(values)), **options)
+
+
+def _are_longs(value: Any) -> bool:
+    """Return whether all numbers of (nested) lists are whole, and fit 64 bits."""
     if isinstance(value, list):
-        return [as_doubles(item) for item in value]
-    return float(value) if isinstance(value, int) and not isinstance(value, bool) else value
+        return all(map(_are_longs, value))
+    if isinstance(value, float) and not value.is_integer():
+        return False
+    return not isinstance(value, int | float) or -(1 << 63) <= value < 1 << 63
+
+
+def _of_one_type(value: Any, whole: bool) -> Any:
+    """Return (nested) lists with integers, or doubles, in place of all numbers."""
+    if isinstance(value, list):
+        return [_of_one_type(item, whole) for item in value]
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return int(value) if whole else float(value)
+    return value
 
 
 def texts(name: str, column: pa.Array) -> pa.Array:

@@ -22,7 +22,7 @@ from sparkdl.mlflow.pyfunc import PyFunc
 from sparkdl.serve import Predictor, passes
 from sparkdl.serve.passes import cut
 from sparkdl.serve.served import ServedModel
-from sparkdl.serve.server import arrow_ipc
+from sparkdl.serve.server import arrow_ipc, formats
 
 pytest.importorskip("uvicorn")
 SIZE = 1 << 18
@@ -99,6 +99,27 @@ def test_dense_lists_count_as_vectors_with_all_values() -> None:
     kept = ServedModel(sparse_classifier(3)._set(handleInvalid="keep"))
     found = kept(pa.table({"words": [None, {"indices": [1], "values": [1.0]}]}))
     assert [value is None for value in found.column("prediction").to_pylist()] == [True, False]
+
+
+def test_places_that_are_there_twice_add_up_sparse_or_dense() -> None:
+    twice, once = ([{"indices": [2, 0, 2], "values": [1.0, 0.5, 3.0]}], [[0.5, 0.0, 4.0]])
+    sparse = ServedModel(sparse_classifier(3))
+    dense = ServedModel(TorchModel.from_module(nn.Identity(), example=np.zeros((1, 3)), featuresCol="x"))
+    np.testing.assert_allclose(*(raw(sparse(pa.table({"words": rows}))) for rows in (twice, once)), rtol=1e-6)
+    assert dense(pa.table({"x": twice})).column("prediction").to_pylist() == once
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_requests_of_nulls_alone_have_null_outputs(rows: int) -> None:
+    """JSON tells no type then: rows of any length, and sparse ones, were of a wrong one."""
+    for model in (text_classifier(), text_classifier(False), sparse_classifier()):
+        names = tuple(ServedModel(model).columns)
+        body = json.dumps({"columns": {name: [None] * rows for name in names}}).encode()
+        table, _, _ = formats.read(formats.JSON, body, formats.Limits(names, 9, names))
+        found = ServedModel(model._set(handleInvalid="keep"))(table)
+        assert found.column("prediction").to_pylist() == [None] * rows
+        with pytest.raises(DataError, match="row 0: null"):
+            ServedModel(model._set(handleInvalid="error"))(table)
 
 
 @pytest.mark.parametrize("mask", [True, False])

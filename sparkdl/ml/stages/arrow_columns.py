@@ -102,6 +102,9 @@ class EncodedColumns:
 def _converted(plan: ColumnPlan, column: pa.Array, name: RowName) -> tuple[ColumnPlan, Array]:
     """Convert a column; also return its plan with what its type tells."""
     kind = column.type
+    if pa.types.is_null(kind) and plan.ragged:  # JSON tells no type of rows of which none has a value
+        column = column.cast(pa.list_(pa.from_numpy_dtype(np.dtype(plan.dtype or "float32"))))
+        kind = column.type
     if plan.part:
         column = ArrowVectors.read(plan, column, name).part(plan.part)
     elif pa.types.is_struct(kind) and not plan.ragged:

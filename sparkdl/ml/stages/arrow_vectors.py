@@ -91,8 +91,9 @@ class ArrowVectors:
             )
         _check_indices(plan, self.indices, sizes, name)
         starts = np.concatenate([[0], np.cumsum(sizes)])
-        flat = np.zeros(int(starts[-1]))
-        flat[np.repeat(starts[:-1], counts) + places] = self.values.flatten().to_numpy(zero_copy_only=False)
+        at = np.repeat(starts[:-1], counts) + places
+        values = self.values.flatten().to_numpy(zero_copy_only=False)
+        flat = np.bincount(at, values, int(starts[-1]))  # values of one place add up, as in scipy
         return pa.ListArray.from_arrays(pa.array(starts.astype(np.int32)), pa.array(flat))
 
     def _places(self) -> tuple[Array, Array]:

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from sparkdl.exceptions import DataError
 from sparkdl.serve.server import arrow_ipc
-from sparkdl.table.values import as_doubles
+from sparkdl.table.values import numbers_of
 
 JSON = "application/json"
 MEDIA_TYPES = (JSON, arrow_ipc.MEDIA_TYPE)
@@ -172,10 +172,7 @@ def _columns_of(records: Sequence[Any]) -> dict[str, list[Any]]:
 def _array(name: str, values: list[Any], vectors: bool) -> pa.Array:
     """Return a column of JSON values; objects only where sparse vectors are expected."""
     try:
-        try:
-            found = pa.array(values)
-        except OverflowError:  # integers beyond 64 bits are doubles, as 1e20 is
-            found = pa.array(as_doubles(values))
+        found = numbers_of(values)
     except (pa.ArrowException, OverflowError, ValueError, TypeError, RecursionError) as error:
         kinds = [_kind(value) for value in values]
         usual = next((kind for kind in kinds if kind is not None), None)
