@@ -34,15 +34,22 @@ def one_chunk(column: pa.ChunkedArray) -> pa.Array:
     return found.cast(pa.list_(kind.value_type)) if pa.types.is_fixed_size_list(kind) else found
 
 
+_KINDS = tuple(pa.timestamp(unit, zone) for unit in ("us", "ns") for zone in (None, "UTC"))
+"""What texts of times are read as, the first one that all of a column fit; Java writes nanoseconds."""
+
+
 def moments(name: str, column: pa.Array) -> pa.Array:
     """Read texts as moments in time, with a zone or without."""
-    for kind in (pa.timestamp("us"), pa.timestamp("us", "UTC")):
+    for kind in _KINDS:
         try:
             return column.cast(kind)
         except pa.ArrowInvalid:
             continue
-    found = ((i, text) for i, text in enumerate(column.to_pylist()) if not _is_moment(text))
-    row, text = next(found, (0, column[0].as_py()))
+    given = [(row, text, _zones_of(text)) for row, text in enumerate(column.to_pylist()) if text is not None]
+    usual = next((zones for _, _, zones in given if zones), set())
+    found = ((row, text) for row, text, zones in given if not zones)  # the wrong one, or one of another kind
+    other = ((row, text) for row, text, zones in given if not zones & usual)
+    row, text = next(found, None) or next(other, None) or given[0][:2]
     raise DataError(
         f"column {name!r}, row {row}: {text!r:.100} is no date or time in ISO 8601, such as '2024-01-31' or "
         "'2024-01-31T10:00:00Z'; all of a column have a time zone, or none",
@@ -50,9 +57,13 @@ def moments(name: str, column: pa.Array) -> pa.Array:
     )
 
 
-def _is_moment(text: str | None) -> bool:
-    try:
-        pa.scalar(text, pa.string()).cast(pa.timestamp("us"))
-    except pa.ArrowInvalid:
-        return False
-    return True
+def _zones_of(text: str) -> set[str | None]:
+    """Return as what a text is a moment: with a zone, without one, or neither."""
+    found = set()
+    for kind in _KINDS:
+        try:
+            pa.scalar(text, pa.string()).cast(kind)
+        except pa.ArrowInvalid:
+            continue
+        found.add(kind.tz)
+    return found

@@ -20,9 +20,11 @@ from sparkdl.ml.estimators.model import TorchModel
 from sparkdl.ml.stages.arrow_vectors import VECTOR
 from sparkdl.mlflow.pyfunc import PyFunc
 from sparkdl.serve import Predictor, passes
+from sparkdl.serve.columns import moments
 from sparkdl.serve.passes import cut
 from sparkdl.serve.served import ServedModel
 from sparkdl.serve.server import arrow_ipc, formats
+from sparkdl.table.values import doubles
 
 pytest.importorskip("uvicorn")
 SIZE = 1 << 18
@@ -107,6 +109,22 @@ def test_places_that_are_there_twice_add_up_sparse_or_dense() -> None:
     dense = ServedModel(TorchModel.from_module(nn.Identity(), example=np.zeros((1, 3)), featuresCol="x"))
     np.testing.assert_allclose(*(raw(sparse(pa.table({"words": rows}))) for rows in (twice, once)), rtol=1e-6)
     assert dense(pa.table({"x": twice})).column("prediction").to_pylist() == once
+
+
+def test_texts_of_times() -> None:
+    zoned, plain = "2024-01-31T10:00:00Z", "2024-01-31"
+    for texts, row in (
+        ([None, zoned, "soon"], 2),
+        ([plain, "soon", zoned], 1),
+        ([zoned, None, plain], 2),
+        ([plain, plain, zoned], 2),
+    ):
+        with pytest.raises(DataError, match=f"column 't', row {row}: '{texts[row]}' is no date or time"):
+            moments("t", pa.array(texts))
+    fine = moments("t", pa.array(["2024-01-31T10:00:00.123456789+01:00", None]))  # as Java writes it
+    expected = pd.Timestamp("2024-01-31T09:00:00.123456789Z").timestamp()
+    assert doubles("t", fine, "timestamp")[0] == pytest.approx(expected, abs=1e-6)
+    assert doubles("t", moments("t", pa.array(["0001-01-01", None])), "date")[0] == -719_162
 
 
 @pytest.mark.parametrize("rows", [1, 3])
