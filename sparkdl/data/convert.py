@@ -257,13 +257,25 @@ def _finish(plan: ColumnPlan, values: Array, row_name: RowName) -> Array:
         values = values.reshape(rows, *plan.shape)
     if dtype.kind in "iub" and rows:
         _in_range(plan, values, dtype, row_name)
-    with np.errstate(over="ignore"):
-        out = np.ascontiguousarray(values, dtype)
+    out = _cast(plan, values, dtype, row_name)
     if plan.finite and out.dtype.kind == "f":
         _reject(plan, ~np.isfinite(out), values, row_name, "must be finite; filter such rows first")
     if plan.non_negative:
         _reject(plan, out < 0, values, row_name, "must not be negative")
     return out
+
+
+def _cast(plan: ColumnPlan, values: Array, dtype: np.dtype[Any], row_name: RowName) -> Array:
+    """Return values as ``dtype``. Infinity is a value, a finite number that becomes infinity is not."""
+    try:
+        with np.errstate(over="raise"):
+            return np.ascontiguousarray(values, dtype)
+    except FloatingPointError:
+        with np.errstate(over="ignore"):
+            out = np.ascontiguousarray(values, dtype)
+        if not plan.finite:  # a label has an error of its own
+            _reject(plan, np.isinf(out) & np.isfinite(values), values, row_name, f"does not fit {dtype}")
+        return out
 
 
 def default_dtype(dtype: np.dtype[Any], dimensions: int) -> str:

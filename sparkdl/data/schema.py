@@ -142,8 +142,8 @@ def _plan_column(df: DataFrame, key: str, column: Column, role: str) -> tuple[Co
         from pyspark.ml.functions import vector_to_array
 
         # The function itself fails on null, with a Java error that names neither column nor row.
-        array = vector_to_array(expression, "float64" if column.dtype == "float64" else "float32")
-        expression = F.when(expression.isNotNull(), array)
+        # As doubles, which they are: as floats, numbers that do not fit would be infinite already.
+        expression = F.when(expression.isNotNull(), vector_to_array(expression))
     elif kind == "binary":
         if column.shape is None:
             raise DataError(
@@ -185,7 +185,7 @@ def _part(vector: SqlColumn, part: str) -> SqlColumn:
     plain = F.unwrap_udt(vector)
     values = plain.getField("values")
     if part == "values":
-        return values.cast("array<float>")
+        return values
     places = F.transform(values, lambda _, place: place.cast("int"))
     return F.when(plain.getField("type") == 0, plain.getField("indices")).otherwise(places)
 

@@ -165,16 +165,16 @@ def of_row(value: Any, where: str) -> tuple[Array, Array]:
     if isinstance(value, tuple) and len(value) == 2:
         found = np.asarray(value[0]), np.asarray(value[1])
         if found[0].ndim == 1 and found[0].shape == found[1].shape and found[0].dtype.kind in "iu":
-            return _narrow(found[0], where), found[1].astype(np.float32)
+            return _narrow(found[0], where), _single(found[1], where)
     elif hasattr(value, "tocsr"):
         row = value.tocsr()
-        return _narrow(row.indices, where), row.data.astype(np.float32)
+        return _narrow(row.indices, where), _single(row.data, where)
     elif not callable(getattr(value, "indices", len)):  # that of a tensor is a method
-        return np.asarray(value.indices, np.int32), np.asarray(value.values, np.float32)
+        return np.asarray(value.indices, np.int32), _single(np.asarray(value.values), where)
     else:
         array = np.asarray(value.toArray() if hasattr(value, "toArray") else value)
         if array.ndim == 1 and array.dtype.kind in "biuf":
-            return np.arange(len(array), dtype=np.int32), array.astype(np.float32)
+            return np.arange(len(array), dtype=np.int32), _single(array, where)
     raise DataError(
         f"{where}: found {value!r:.100}; expected an ML vector, a sparse row of scipy, an array, or a tuple "
         "of indices and values",
@@ -188,6 +188,16 @@ def _narrow(indices: Array, where: str) -> Array:
         found = next(int(index) for index in indices if not 0 <= int(index) <= _LARGEST)
         raise DataError(f"{where}: index {found}; expected one from 0 to {_LARGEST}", code="data-value")
     return indices.astype(np.int32)
+
+
+def _single(values: Array, where: str) -> Array:
+    """Return values as float32, which finite ones must fit."""
+    with np.errstate(over="ignore"):
+        found: Array = values.astype(np.float32)
+    bad = np.isinf(found) & np.isfinite(values)
+    if bad.any():
+        raise DataError(f"{where}: {values[bad][0]} does not fit float32", code="data-value")
+    return found
 
 
 def of_rows(rows: Any, where: str) -> tuple[list[Array], list[Array]]:

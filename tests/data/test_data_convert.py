@@ -3,6 +3,7 @@ from decimal import Decimal
 import numpy as np
 import pyarrow as pa
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis.extra import numpy as hnp
 
@@ -293,9 +294,24 @@ def test_labels_must_be_finite_after_conversion(bad):
 
 
 def test_features_may_be_nan_and_infinite():
-    result = arrow(pa.array([float("nan"), float("inf"), 1e300]))
+    result = arrow(pa.array([float("nan"), float("inf"), -float("inf")]))
     assert np.isnan(result[0])
-    assert result[1:].tolist() == [np.inf, np.inf]
+    assert result[1:].tolist() == [np.inf, -np.inf]
+
+
+@pytest.mark.parametrize("bad", [3.5e38, -1e39, 1e300])
+def test_finite_numbers_that_would_be_infinite_are_named(bad):
+    values = np.full((1000, 3), np.inf)  # which is a value of its own
+    values[:, :2] = np.finfo(np.float32).max
+    assert torch.equal(torch.from_numpy(rows(values)), torch.from_numpy(values).float())
+    values[617, 1] = bad
+    assert torch.from_numpy(values).float()[617, 1].isinf()
+    given = values.tolist()
+    for convert in (lambda: rows(values), lambda: rows(given), lambda: arrow(pa.array(given))):
+        with pytest.raises(DataError, match=r"column 'col', row 617: .* does not fit float32") as caught:
+            convert()
+        assert caught.value.code == "data-value"
+    assert rows(values, dtype="float64")[617, 1] == bad
 
 
 @pytest.mark.parametrize("values", [[0.5, -0.5], [1, -1]])

@@ -116,6 +116,18 @@ def test_rows_of_any_kind() -> None:
         sparse.of_rows([Vectors.dense(1), "a"], "x")
 
 
+def test_a_finite_value_that_would_be_infinite_is_refused() -> None:
+    scipy_sparse = pytest.importorskip("scipy.sparse")
+    for value in (
+        Vectors.sparse(3, {1: 1e39}),
+        Vectors.dense(0, 1e39),
+        (np.array([1]), np.array([1e39])),
+        scipy_sparse.csr_matrix(np.array([[0, 1e39]])),
+    ):
+        with pytest.raises(DataError, match=r"x, row 1: 1e\+39 does not fit float32"):
+            sparse.of_rows([Vectors.sparse(3, {0: np.inf}), value], "x")
+
+
 @pytest.mark.parametrize("index", [2**32 + 3, 2**31, -1])
 def test_an_index_that_would_become_another_is_refused(index: int) -> None:
     """As int32, 2**32 + 3 is 3, a place of the vector like any other."""

@@ -11,9 +11,11 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from pyspark.ml.functions import array_to_vector
 from pyspark.sql import functions as F
 from torch import nn
 
+from sparkdl import Dataset
 from sparkdl.exceptions import DataError
 from sparkdl.ml import TorchModel, TorchRegressionModel
 from sparkdl.ml.stages.tabular_fit import fit_encoding
@@ -119,3 +121,29 @@ def test_an_example_may_be_a_dataframe_and_a_structs_field_is_no_column(spark: A
         fit_encoding(df, ["s.x"], max_categories=2, min_frequency=1)
     with pytest.raises(DataError, match="features column 'w' is not in the DataFrame"):
         TorchModel.from_module(nn.Identity(), example=df.toPandas(), featuresCol="w")
+
+
+@pytest.mark.parametrize("column", ["array", "vector"])
+def test_a_number_beyond_float32_is_refused_by_all_ways(spark: Any, column: str) -> None:
+    """It would be infinite; infinity itself is a value."""
+    rows = [([1.0, 2.0], 1.0), ([float("inf"), 1.0], 1.0), ([1e39, 2.0], 1.0)]
+    df = spark.createDataFrame(rows, "array array<double>, y float").coalesce(1)
+    df = df.withColumn("vector", array_to_vector("array"))
+    module = nn.Sequential(nn.Linear(2, 1), nn.Tanh())
+    model = TorchModel.from_module(module, example=np.zeros((2, 2), np.float32), featuresCol=column)
+    served = ServedModel(model)
+    values = np.array([row[0] for row in rows])
+    with pytest.raises(DataError, match=rf"column '{column}', row 2 .*: 1e\+39 does not fit float32"):
+        Dataset.from_dataframe(df, features=column, label="y").store()
+    for way in (
+        lambda: Predictor.of(model).predict(values),
+        lambda: served(df.select(column).toArrow()),
+        lambda: df.select(model.asUdf()(column)).collect(),
+    ):
+        with pytest.raises(Exception, match=r"row 2.*: 1e\+39 does not fit float32"):
+            way()
+    found = model.setOnError("column").transform(df).select("prediction", "error").collect()
+    with torch.no_grad():
+        expected = module(torch.from_numpy(values[:2]).float()).reshape(-1).tolist()
+    assert [row.prediction for row in found[:2]] == pytest.approx(expected)
+    assert "1e+39 does not fit float32" in found[2].error
