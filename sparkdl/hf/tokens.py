@@ -35,6 +35,7 @@ class UserTokenizer:
     max_length: int | None = None  # the longest input of its models, if they have a limit
     padding_side: str = "right"  # ``"right"`` or ``"left"``
     truncation_side: str = "right"  # the side at which longer texts are cut off, likewise
+    split_special_tokens: bool = False  # whether special tokens that a text holds are cut up as its words are
 
 
 def given(tokenizer: Any) -> UserTokenizer:
@@ -46,7 +47,8 @@ def given(tokenizer: Any) -> UserTokenizer:
         return _of_path(Path(tokenizer))
     if hasattr(tokenizer, "to_str") and hasattr(tokenizer, "encode_batch"):
         text = tokenizer.to_str()
-        return UserTokenizer(text, _padding_of(json.loads(text)))
+        split = bool(getattr(tokenizer, "encode_special_tokens", False))  # not in its text
+        return UserTokenizer(text, _padding_of(json.loads(text)), split_special_tokens=split)
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         raise ConfigError(
@@ -59,6 +61,7 @@ def given(tokenizer: Any) -> UserTokenizer:
         "model_max_length": tokenizer.model_max_length,
         "padding_side": tokenizer.padding_side,
         "truncation_side": tokenizer.truncation_side,
+        "split_special_tokens": getattr(tokenizer, "split_special_tokens", False),
     }
     return _with_settings(backend.to_str(), settings)
 
@@ -87,15 +90,17 @@ def _with_settings(text: str, settings: Mapping[str, Any]) -> UserTokenizer:
     pad = pad if isinstance(pad, str) else None
     limit = settings.get("model_max_length")
     bounded = isinstance(limit, int | float) and 0 < limit < _NO_LIMIT
+    sides = [
+        "left" if settings.get(f"{what}_side") == "left" else "right" for what in ("padding", "truncation")
+    ]
     return UserTokenizer(
         text,
         pad or _padding_of(json.loads(text)),
         tuple(name for name in INPUTS if name in names),
         int(limit) if bounded and limit is not None else None,
-        *(
-            "left" if settings.get(f"{what}_side") == "left" else "right"
-            for what in ("padding", "truncation")
-        ),
+        padding_side=sides[0],
+        truncation_side=sides[1],
+        split_special_tokens=settings.get("split_special_tokens") is True,
     )
 
 
@@ -121,6 +126,7 @@ class TokenEncoding:
     padding_side: str = "right"  # where they are filled up
     truncation_side: str = "right"  # where they are cut off
     special_tokens: bool = True  # whether to add those that models expect, such as ``[CLS]``
+    split_special_tokens: bool = False  # whether those that a text holds are cut up as its words are
     pairs: bool = False  # whether there is a second text
     keep: bool = False  # whether null texts have null outputs, instead of being an error
     column: str = ""  # name of the column, for errors
@@ -168,7 +174,12 @@ class TokenEncoding:
             )
         texts = [column.filter(pa.array(~null)).to_pylist() for column in columns]
         tokenizer = _tokenizer(
-            self.text, self.length, self.pad_token, self.padding_side, self.truncation_side
+            self.text,
+            self.length,
+            self.pad_token,
+            self.padding_side,
+            self.truncation_side,
+            self.split_special_tokens,
         )
         given: Any = list(zip(*texts, strict=True)) if self.pairs else texts[0]
         with _explained(f"column {self.column!r}: the tokenizer.json cannot be used"):
@@ -255,7 +266,9 @@ def _explained(what: str) -> Iterator[None]:
 
 
 @lru_cache(maxsize=8)
-def _tokenizer(text: str, length: int, pad_token: str | None, padding_side: str, truncation_side: str) -> Any:
+def _tokenizer(
+    text: str, length: int, pad_token: str | None, padding_side: str, truncation_side: str, split: bool
+) -> Any:
     """Return this process's tokeniser with these settings, in place of those of its file."""
     plain = _plain_tokenizer(text)
     number = None if pad_token is None else plain.token_to_id(pad_token)
@@ -265,6 +278,7 @@ def _tokenizer(text: str, length: int, pad_token: str | None, padding_side: str,
         tokenizer = need("tokenizers", _WHAT).Tokenizer.from_str(plain.to_str())
         tokenizer.no_padding()
         tokenizer.enable_truncation(length, direction=truncation_side)
+        tokenizer.encode_special_tokens = split
         if number is not None:
             padding = {"pad_id": number, "pad_token": pad_token, "length": length}
             tokenizer.enable_padding(direction=padding_side, **padding)

@@ -79,6 +79,24 @@ def test_long_texts_are_cut_off_as_by_transformers(side: str, tmp_path: Path) ->
         assert found == expected
 
 
+def test_special_tokens_within_a_text_are_what_they_are_in_transformers(spark: Any, tmp_path: Path) -> None:
+    text = f"{TEXTS[0]} [SEP] {TEXTS[1]}"
+    plain = tokenizer()
+    plain.save_pretrained(tmp_path / "plain")
+    split = type(plain).from_pretrained(tmp_path / "plain", split_special_tokens=True)
+    expected = {given is split: given(text)["input_ids"] for given in (plain, split)}
+    assert len(expected[True]) > len(expected[False])
+    split.save_pretrained(tmp_path / "saved")
+    for given in (split, split.backend_tokenizer, tmp_path / "saved"):
+        made = HFTokenizer(tokenizer=given, inputCol="text")
+        assert made.encoding.tokens(text)["input_ids"] == expected[True]
+    made.save(str(tmp_path / "stage"))
+    again = HFTokenizer.load(str(tmp_path / "stage"))
+    assert again.encoding.tokens(text)["input_ids"] == expected[True]
+    assert made.setSplitSpecialTokens(False).encoding.tokens(text)["input_ids"] == expected[False]
+    assert HFTokenizer(tokenizer=plain, inputCol="text").encoding.tokens(text)["input_ids"] == expected[False]
+
+
 def test_a_tokeniser_of_a_folder_or_a_file(tmp_path: Path) -> None:
     tokenizer().save_pretrained(tmp_path)
     expected = stage().encoding.tokens(TEXTS[0])

@@ -113,6 +113,8 @@ class HFTokenizer(_Tokenizing, HandleInvalid, HasErrorCol, HasOutputCols):
         truncationSide: the side at which longer texts are cut off; by default the tokeniser's.
         padToken: token that fills texts up; by default the tokeniser's.
         addSpecialTokens: whether to add the tokens that models expect, such as ``[CLS]``.
+        splitSpecialTokens: whether special tokens that a text itself holds, such as the characters
+            ``[SEP]``, are cut up as its words are; by default as the tokeniser does.
         handleInvalid: ``"error"``, ``"skip"`` or ``"keep"`` for rows with null.
         onError: ``"raise"``, or ``"column"``: rows that cannot be used have null outputs.
         errorCol: with ``onError="column"``, the column for the reasons.
@@ -145,6 +147,13 @@ class HFTokenizer(_Tokenizing, HandleInvalid, HasErrorCol, HasOutputCols):
         TypeConverters.toBoolean,
         True,
     )
+    splitSpecialTokens = ParamEntry(
+        "splitSpecialTokens",
+        "whether special tokens that a text itself holds, such as the characters [SEP], are cut up as its "
+        "words are",
+        TypeConverters.toBoolean,
+        False,
+    )
 
     outputCols = ParamEntry.of(HasOutputCols.outputCols, list(INPUTS[:2]))
 
@@ -156,6 +165,7 @@ class HFTokenizer(_Tokenizing, HandleInvalid, HasErrorCol, HasOutputCols):
     getTruncationSide, setTruncationSide = accessors(truncationSide)
     getPadToken, setPadToken = accessors(padToken)
     getAddSpecialTokens, setAddSpecialTokens = accessors(addSpecialTokens)
+    getSplitSpecialTokens, setSplitSpecialTokens = accessors(splitSpecialTokens)
 
     @keyword_only
     def __init__(
@@ -171,6 +181,7 @@ class HFTokenizer(_Tokenizing, HandleInvalid, HasErrorCol, HasOutputCols):
         truncationSide: str | None = None,
         padToken: str | None = None,
         addSpecialTokens: bool = True,
+        splitSpecialTokens: bool | None = None,
         handleInvalid: str = "error",
         onError: str = "raise",
         errorCol: str = "error",
@@ -180,6 +191,7 @@ class HFTokenizer(_Tokenizing, HandleInvalid, HasErrorCol, HasOutputCols):
         if given is not None:
             self._setDefault(outputCols=list(given.inputs), paddingSide=given.padding_side)
             self._setDefault(truncationSide=given.truncation_side)
+            self._setDefault(splitSpecialTokens=given.split_special_tokens)
             self._setDefault(maxLength=min(given.max_length or _LENGTH, _LENGTH))
             if given.pad_token is not None:
                 self._setDefault(padToken=given.pad_token)
@@ -221,6 +233,7 @@ class HFTokenizer(_Tokenizing, HandleInvalid, HasErrorCol, HasOutputCols):
             padding_side=self.getPaddingSide(),
             truncation_side=self.getTruncationSide(),
             special_tokens=self.getAddSpecialTokens(),
+            split_special_tokens=self.getSplitSpecialTokens(),
             pairs=pairs,
             keep=self.getHandleInvalid() == "keep",
             column=self.getInputCol() if self.isDefined(self.inputCol) else "",
