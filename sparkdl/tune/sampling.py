@@ -70,6 +70,9 @@ class Asker:
         self._sampler = sampler
         self._name = name
         self.count = _size(space, sampler)
+        if isinstance(sampler, optuna.samplers.GridSampler):
+            _begin_with(sampler, first)
+            self._first = ()  # points of the grid, each of which has its turn once
         self._asked: list[Any] = []
         self._attributes: dict[str, Any] = {}
         self._shown: Any = None
@@ -165,6 +168,32 @@ def _size(space: Space, sampler: BaseSampler) -> int | None:
     if not isinstance(sampler, optuna.samplers.GridSampler):
         return None
     return math.prod(len(values) for values in sampler._search_space.values())
+
+
+def _begin_with(sampler: optuna.samplers.GridSampler, first: Sequence[Mapping[str, Any]]) -> None:
+    """Let a grid begin with some points; given to Optuna beforehand, they would displace as many others."""
+    names, left = sampler._param_names, list(sampler._all_grids)
+    begin = []
+    for params in first:
+        places = [
+            place
+            for place, point in enumerate(left)
+            if all(name in names and _alike(point[names.index(name)], v) for name, v in params.items())
+        ]
+        if not places:
+            raise ConfigError(
+                f"first: {dict(params)!r:.200} is no point of the grid, or one that is given twice; expected "
+                "distinct points, of which a grid has each once"
+            )
+        begin.append(left.pop(places[0]))
+    sampler._all_grids = [*begin, *left]
+
+
+def _alike(value: Any, other: Any) -> bool:
+    """Return whether two values are one; numbers in steps are, but for rounding."""
+    if isinstance(value, float) and isinstance(other, int | float):
+        return math.isclose(value, other, rel_tol=1e-9, abs_tol=1e-12)
+    return bool(value == other)
 
 
 class Quiet:

@@ -31,6 +31,7 @@ class Trial:
         first_params: those that it began with.
         reports: for each completed epoch its number, from 1, and its values by name.
         values: by epoch the metric, turned so that larger is better; minus infinity where it is not finite.
+            Epochs that were not validated are not among them.
         epochs: completed epochs; of a trial that diverged or failed with those of its last rung.
         status: see :data:`Status`.
         copies: where population-based training has replaced it: the epoch, the trial that was copied, and the

@@ -141,6 +141,49 @@ def test_successive_halving_takes_a_third_of_each_rung_further() -> None:
     assert {trial.status for trial in made.trials if trial.epochs < 9} == {"stopped"}
 
 
+@pytest.mark.parametrize("concurrent", [1, 2, 8])
+@pytest.mark.parametrize("scheduler", [SuccessiveHalving, Hyperband])
+def test_a_rung_waits_for_all_of_its_trials_however_many_run_at_a_time(
+    scheduler: type[Scheduler], concurrent: int
+) -> None:
+    made = search(scheduler(), trials=27, max_epochs=27, concurrent=concurrent)
+    left = list(made.trials)
+    for epoch, many in ((1, 9), (3, 3), (9, 1)):  # by hand
+        left = sorted(left, key=lambda trial: -value_at(trial.params, epoch))[:many]
+        assert {trial.number for trial in left} == {t.number for t in made.trials if t.epochs > epoch}
+    assert made.spent == 27 + 9 * 2 + 3 * 6 + 18
+
+
+@pytest.mark.parametrize("first", [[{"a": 2, "b": "x"}], [{"b": "y"}, {"a": 3}, {"a": 3, "b": "y"}]])
+def test_a_grid_has_each_point_once_whatever_is_to_be_first(first: list[dict[str, Any]]) -> None:
+    space = Space({"a": choice([1, 2, 3]), "b": choice(["x", "y"]), "step": quniform(0.1, 0.3, 0.1)})
+    asker = Asker(space, sampler_of("grid", space, 0), None, "points", first=first)
+    trials: list[Trial] = []
+    for number in range(asker.count or 0):
+        params = asker.ask(trials)
+        trials.append(Trial(number=number, params=params, first_params=params, status="finished"))
+    assert len({tuple(trial.params.items()) for trial in trials}) == len(trials) == 3 * 2 * 3
+    for given, trial in zip(first, trials, strict=False):
+        assert given.items() <= trial.params.items()
+    twice = [{"a": 1, "b": "x", "step": 0.3}, {"a": 1, "b": "x", "step": 0.1 + 2 * 0.1}]
+    with pytest.raises(ConfigError, match="no point of the grid, or one that is given twice"):
+        Asker(space, sampler_of("grid", space, 0), None, "points", first=twice)
+
+
+def test_epochs_that_were_not_validated_do_not_count_for_the_median() -> None:
+    class Every2(Curves):
+        def start(self, rung: Rung, state: Callable[[], bytes] | None) -> Callable[[], Advanced]:
+            result = super().start(rung, state)()
+            found = [r if r["epoch"] % 2 == 0 else {"epoch": r["epoch"]} for r in result.reports]
+            return lambda: Advanced(found, "", result.state, 1.0)
+
+    made = search(MedianStopping(2, min_trials=2, rung=2), runner=Every2(), max_epochs=8, trials=12)
+    assert all(list(trial.values) == list(range(2, trial.epochs + 1, 2)) for trial in made.trials)
+    best = max(made.trials, key=lambda trial: value_at(trial.params, 8))
+    assert best.status == "finished"
+    assert any(trial.status == "stopped" for trial in made.trials)
+
+
 @pytest.mark.parametrize("trials", [2, 7, 20])
 @pytest.mark.parametrize("scheduler", [ASHA, SuccessiveHalving, Hyperband])
 def test_some_trial_gets_all_epochs_however_many_trials_there_are(

@@ -173,7 +173,9 @@ class Search:
         trial.reports += result.reports
         trial.seconds += result.seconds
         for report in result.reports:
-            value = report.get(self.metric, math.nan)
+            if self.metric not in report:  # an epoch that was not validated
+                continue
+            value = report[self.metric]
             trial.values[int(report["epoch"])] = self.sign * value if math.isfinite(value) else -math.inf
         trial.epochs = rung.until
         if result.ending in ("diverged", "failed"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import cycle
 
 from sparkdl.train.options.checks import integer_option
@@ -32,8 +32,19 @@ class Ladder:
         self._values[level][trial.number] = trial.last
 
     def promote(self, trials: Sequence[Trial], exhausted: bool) -> Go | None:
-        """Return the best trial of the highest rung that may go on."""
-        for level in reversed(range(len(self.rungs) - 1)):
+        """Return the best trial of the highest rung that may go on.
+
+        Rungs that will get no more trials are looked at last, the lowest first: where one trial runs at a
+        time, others may still be on their way to a rung that looks complete.
+        """
+        found = self._promoted_of(trials, reversed(range(len(self.rungs) - 1)), False)
+        if found is None and exhausted:
+            found = self._promoted_of(trials, range(len(self.rungs) - 1), True)
+        return found
+
+    def _promoted_of(self, trials: Sequence[Trial], levels: Iterable[int], exhausted: bool) -> Go | None:
+        """Return the best trial of the first of some rungs that may go on."""
+        for level in levels:
             values = self._values[level]
             most = self._most(level, exhausted)
             best = sorted(values, key=lambda number: (-values[number], number))[:most]
