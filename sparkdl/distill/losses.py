@@ -143,7 +143,13 @@ class KD(DistillLoss):
     def labelled(self, output: Tensor, label: Tensor) -> Tensor:
         """Return the loss of the label, the number of a class; Spark ML has such numbers as doubles."""
         if label.is_floating_point() and label.dim() == 1:
-            label = label.long()
+            found, label = label, label.long()
+            if bool((wrong := label != found).any()):
+                raise ModelError(
+                    f"KD got the label {float(found[wrong][0]):g}; expected the number of a class, or a "
+                    "negative one for a row without a label; for amounts use LogitMatching",
+                    code="model-output",
+                )
         return super().labelled(output, label)
 
 

@@ -177,3 +177,11 @@ def test_the_output_that_is_compared() -> None:
     assert main_output({"hidden": logits + 1, "logits": logits}) is logits
     with pytest.raises(ModelError, match="a dict with 'logits'"):
         main_output([])
+
+
+@pytest.mark.parametrize("wrong", [0.7, -0.5, float("nan")])
+def test_kd_refuses_labels_that_are_no_numbers_of_classes(wrong: float) -> None:
+    output, teacher, label = tensors(OUTPUT, TEACHER, LABEL.astype(np.float64))
+    label[1:3] = torch.tensor([-1.0, wrong])
+    with pytest.raises(ModelError, match=f"KD got the label {wrong:g}; expected the number of a class"):
+        KD()(output, (teacher, label))
