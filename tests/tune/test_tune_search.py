@@ -244,6 +244,15 @@ def test_the_median_is_that_of_what_others_had_on_average_by_the_same_epoch(
     assert scheduler.reported(trials[0], trials[:4]) == expected
 
 
+def test_a_trial_whose_epoch_was_not_validated_goes_on() -> None:
+    scheduler = MedianStopping(min_trials=1)
+    scheduler.begin(Outline(20, 9, SPACE, 0))
+    values: list[dict[int, float]] = [{}, {1: 0.1}, {1: 0.9, 2: 0.9}]
+    trials: list[Any] = [SimpleNamespace(number=n, epochs=2 - n % 2, values=v) for n, v in enumerate(values)]
+    assert scheduler.reported(trials[0], trials) == Go(0, 3)
+    assert scheduler.reported(trials[1], trials) == "stop"
+
+
 def test_median_stopping_goes_on_by_rungs_until_the_last_epoch() -> None:
     scheduler = MedianStopping(grace_period=20, rung=4)
     scheduler.begin(Outline(20, 9, SPACE, 0))

@@ -74,7 +74,8 @@ class MedianStopping(Scheduler):
             for other in trials
             if other.number != trial.number and trial.epochs in other.values
         ]
-        if len(means) >= self.min_trials and max(trial.values.values()) < median(means):
+        known = trial.epochs in trial.values  # not where its epoch was not validated
+        if known and len(means) >= self.min_trials and max(trial.values.values()) < median(means):
             return "stop"
         return Go(trial.number, min(trial.epochs + self.rung, self._max))
 
