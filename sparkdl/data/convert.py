@@ -257,7 +257,9 @@ def _finish(plan: ColumnPlan, values: Array, row_name: RowName) -> Array:
         values = values.reshape(rows, *plan.shape)
     if dtype.kind in "iub" and rows:
         _in_range(plan, values, dtype, row_name)
-    out = _cast(plan, values, dtype, row_name)
+    out, lost = cast(values, dtype)
+    if lost is not None and not plan.finite:  # a label has an error of its own
+        _reject(plan, lost, values, row_name, f"does not fit {dtype}")
     if plan.finite and out.dtype.kind == "f":
         _reject(plan, ~np.isfinite(out), values, row_name, "must be finite; filter such rows first")
     if plan.non_negative:
@@ -265,17 +267,15 @@ def _finish(plan: ColumnPlan, values: Array, row_name: RowName) -> Array:
     return out
 
 
-def _cast(plan: ColumnPlan, values: Array, dtype: np.dtype[Any], row_name: RowName) -> Array:
-    """Return values as ``dtype``. Infinity is a value, a finite number that becomes infinity is not."""
+def cast(values: Array, dtype: Any, *, copy: bool = False) -> tuple[Array, Array | None]:
+    """Return values as ``dtype``, and where finite ones became infinite; ``None`` if none did."""
     try:
         with np.errstate(over="raise"):
-            return np.ascontiguousarray(values, dtype)
+            return values.astype(dtype, "C", subok=False, copy=copy), None
     except FloatingPointError:
         with np.errstate(over="ignore"):
-            out = np.ascontiguousarray(values, dtype)
-        if not plan.finite:  # a label has an error of its own
-            _reject(plan, np.isinf(out) & np.isfinite(values), values, row_name, f"does not fit {dtype}")
-        return out
+            out = values.astype(dtype, "C", subok=False)
+        return out, np.isinf(out) & np.isfinite(values)
 
 
 def default_dtype(dtype: np.dtype[Any], dimensions: int) -> str:

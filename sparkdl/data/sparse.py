@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from sparkdl.data.columns import PARTS, SPARSE, Column, ColumnLike, ColumnPlan, Columns
-from sparkdl.data.convert import is_null, null_error
+from sparkdl.data.convert import cast, is_null, null_error
 from sparkdl.exceptions import ConfigError, DataError
 from sparkdl.wire.frame import Array
 
@@ -192,11 +192,9 @@ def _narrow(indices: Array, where: str) -> Array:
 
 def _single(values: Array, where: str) -> Array:
     """Return values as float32, which finite ones must fit."""
-    with np.errstate(over="ignore"):
-        found: Array = values.astype(np.float32)
-    bad = np.isinf(found) & np.isfinite(values)
-    if bad.any():
-        raise DataError(f"{where}: {values[bad][0]} does not fit float32", code="data-value")
+    found, lost = cast(values, np.float32, copy=True)
+    if lost is not None:
+        raise DataError(f"{where}: {values[lost][0]} does not fit float32", code="data-value")
     return found
 
 

@@ -11,6 +11,7 @@ from sparkdl.ml.stages.rowwise import find_field
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
+    from pyspark.sql.types import DataType
 
 
 def check_columns(df: DataFrame, owner: str, **columns: str) -> None:
@@ -35,13 +36,23 @@ def check_new(df: DataFrame, owner: str, **columns: str | None) -> None:
             )
 
 
+def _type_of(df: DataFrame, name: str) -> DataType:
+    """Return a column's type; Spark finds it by a name in any case."""
+    return df.select(quoted(name)).schema.fields[0].dataType
+
+
+def _may_be_nan(df: DataFrame, name: str) -> bool:
+    from pyspark.sql import types as T
+
+    return isinstance(_type_of(df, name), T.FloatType | T.DoubleType)
+
+
 def missing(df: DataFrame, name: str) -> tuple[Column, str]:
     """Return whether a column has no value, and what it has then, in words: pandas has NaN for null."""
     from pyspark.sql import functions as F
-    from pyspark.sql import types as T
 
     column = quoted(name)
-    if isinstance(df.select(column).schema.fields[0].dataType, T.FloatType | T.DoubleType):
+    if _may_be_nan(df, name):
         return column.isNull() | F.isnan(column), "null or NaN"
     return column.isNull(), "null"
 
@@ -50,16 +61,16 @@ def check_no_nulls(df: DataFrame, owner: str, *names: str) -> None:
     """Check that columns have no nulls, and no NaN, by a job if they may have some."""
     from pyspark.sql import functions as F
 
-    found = {name: missing(df, name) for name in names}
-    able = [name for name in names if find_field(df, owner, name).nullable or "NaN" in found[name][1]]
-    if not able:
+    names = tuple(n for n in names if find_field(df, owner, n).nullable or _may_be_nan(df, n))
+    if not names:
         return
-    counts = df.agg(*(F.count_if(found[name][0]) for name in able)).collect()[0]
-    for name, nulls in zip(able, counts, strict=True):
-        if nulls:
+    found = [missing(df, name) for name in names]
+    counts = df.agg(*(F.count_if(no_value) for no_value, _ in found)).collect()[0]
+    for name, (_, what), rows in zip(names, found, counts, strict=True):
+        if rows:
             raise DataError(
-                f"{owner}: column {name!r} is {found[name][1]} in {nulls} rows; drop them first, for example "
-                f"with df.dropna(subset=[{name!r}])",
+                f"{owner}: column {name!r} is {what} in {rows} rows; drop them first, for example with "
+                f"df.dropna(subset=[{name!r}])",
                 code="data-null",
             )
 
@@ -78,7 +89,7 @@ def check_comparable(owner: str, found: tuple[DataFrame, str], other: tuple[Data
     """
     from pyspark.sql import types as T
 
-    kinds = [df.select(quoted(name)).schema.fields[0].dataType for df, name in (found, other)]
+    kinds = [_type_of(df, name) for df, name in (found, other)]
     families = (T.IntegralType, T.StringType | T.CharType | T.VarcharType)
     if kinds[0] != kinds[1] and not any(all(isinstance(kind, of) for kind in kinds) for of in families):
         raise DataError(

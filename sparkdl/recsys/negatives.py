@@ -149,7 +149,8 @@ def _check_counts(
     """Return how many items there are; check that every user has some left."""
     from pyspark.sql import functions as F
 
-    nulls = df.agg(*(F.count_if(missing(df, name)[0]) for name in (user, item)))
+    holes = [missing(df, name) for name in (user, item)]
+    nulls = df.agg(*(F.count_if(no_value) for no_value, _ in holes))
     seen = (
         pairs.join(numbered, _ITEM)
         .groupBy(quoted(user).alias(user))
@@ -157,11 +158,11 @@ def _check_counts(
     )
     most = seen.agg(F.max(F.struct(_SEEN, quoted(user))))
     row = nulls.crossJoin(most).crossJoin(numbered.agg(F.count(F.lit(1)))).collect()[0]
-    for name, found in zip((user, item), row, strict=False):
+    for name, (_, what), found in zip((user, item), holes, row, strict=False):
         if found:
             raise DataError(
-                f"{owner}: column {name!r} is {missing(df, name)[1]} in {found} rows; drop them first, for "
-                "example with df.dropna()",
+                f"{owner}: column {name!r} is {what} in {found} rows; drop them first, for example with "
+                "df.dropna()",
                 code="data-null",
             )
     total: int = row[3]

@@ -92,8 +92,10 @@ class Batcher:
 
     def _work(self, number: int) -> None:
         torch.set_num_threads(self._torch_threads)
-        while requests := self._take():
-            self._run(requests[0].group.copies[number], requests)
+        while taken := self._take():
+            requests = [each for each in taken if each.future.set_running_or_notify_cancel()]
+            if requests:
+                self._run(requests[0].group.copies[number], requests)
 
     def _take(self) -> list[_Waiting]:
         """Return the next requests, of one version; none when all is done."""
@@ -126,9 +128,6 @@ class Batcher:
 
     def _run(self, model: Any, requests: list[_Waiting]) -> None:
         """Compute results; where the pass fails, each request by itself, so that one harms no other."""
-        requests = [request for request in requests if request.future.set_running_or_notify_cancel()]
-        if not requests:
-            return
         started = time.monotonic()
         try:
             results = model.run([request.rows for request in requests])
@@ -137,19 +136,9 @@ class Batcher:
                 requests[0].future.set_exception(error)
                 return
             for request in requests:
-                self._run_again(model, request)
+                self._run(model, [request])
             return
         # Before the answers: whoever has one finds it counted.
         self._observe(sum(len(r.rows) for r in requests), time.monotonic() - started)
         for request, result in zip(requests, results, strict=True):
-            request.future.set_result(result)
-
-    def _run_again(self, model: Any, request: _Waiting) -> None:
-        started = time.monotonic()
-        try:
-            (result,) = model.run([request.rows])
-        except BaseException as error:
-            request.future.set_exception(error)
-        else:
-            self._observe(len(request.rows), time.monotonic() - started)
             request.future.set_result(result)
