@@ -1,4 +1,4 @@
-"""Every error that sparkdl raises on purpose.
+"""Every error that sparkdl raises on purpose, and its codes.
 
 ::
 

@@ -97,6 +97,7 @@ class Participant:
     clock: Stopwatch  # times the phase
     token: Token | None = None  # where the partition's rows are
     stays: bool = False  # whether the rank stays in this process until the group has ended
+    alone: bool = False  # whether it stays there without others
 
     def contribute(
         self, forward: ForwardBackward, weights: Callable[[], Mapping[str, FlatWeights]]

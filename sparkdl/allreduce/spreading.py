@@ -1,4 +1,4 @@
-"""Spreading of partitions: after a loss Spark builds them again on the executors that are left."""
+"""Spreading of the same partitions over executors that have come, after a loss has crowded the others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reasons why a step cannot be completed, as values that travel to the driver.
+"""Reasons why a step cannot be completed: values that travel to the driver, and become its errors.
 
 A failing task would make Spark retry it three times, to the same end, and would bury the reason in a Java
 trace. A problem instead reaches the driver in the job that is running anyway. Its iteration counts the

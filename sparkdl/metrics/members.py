@@ -1,4 +1,4 @@
-"""The metrics of a collection, each with the value that it has alone.
+"""The metrics of a collection, each with the value that it has alone; alike ones count once.
 
 A ``MetricCollection`` of torchmetrics lets metrics share one state for ever if their states are equal after
 the first batch. Few rows tell few metrics apart: accuracies with two thresholds have one state as long as no

@@ -1,4 +1,4 @@
-"""Buffers of a module, and frozen parameters that forward changes, as one flat vector."""
+"""Buffers, and frozen parameters that forward changes, as a flat vector; sparse ones must not change."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rows of one series on its grid of steps: gaps filled, times checked."""
+"""The rows of one series on its grid of steps: gaps filled (``missing``), times checked."""
 
 from __future__ import annotations
 

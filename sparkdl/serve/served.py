@@ -1,4 +1,4 @@
-"""A saved model from columns to columns, as its ``transform``, in a process without a JVM."""
+"""A saved model, warmed up, from columns to columns as its ``transform``, in a process without a JVM."""
 
 from __future__ import annotations
 

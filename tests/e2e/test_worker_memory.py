@@ -17,7 +17,7 @@ from sparkdl.train import MaxIteration
 cloudpickle.register_pickle_by_value(sync)  # executors cannot import benchmarks
 
 SHARDS = 2
-PARAMETERS = 10_000_000
+PARAMETERS = 30_000_000
 AIM = (4 / SHARDS + 2) * 4 * PARAMETERS / 1e6  # MB
 SLACK = (40 << 20) / 1e6
 """For pieces on their way and holes between them."""

@@ -135,6 +135,8 @@ class _Gather:
         contribution = me.contribute(self.forward, lambda: loadable)
         bounds = me.worker.spec.layout.shards(me.ranks)
         version = self.start.after(self.done)
+        if me.alone:  # the module has loaded them, and others' gradients need the room
+            me.worker.files.forget(version.part(WEIGHTS))
         for n, shard in enumerate(gradient_shards(me, self.forward, contribution, bounds)):
             if n == me.rank:
                 yield ToSelf(version.part(f"gradient-{n}"), [shard], lent=True)

@@ -1,4 +1,4 @@
-"""The file system of a scan, and the credentials and endpoint that a caller gives for it."""
+"""The file system of a scan, and what its ``storage_options`` say: credentials and endpoint."""
 
 from __future__ import annotations
 

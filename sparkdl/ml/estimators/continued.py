@@ -1,4 +1,4 @@
-"""Continuation of an estimator's run: encoding, labels and batch of the one before it.
+"""Continuation of an estimator's run (``warmStartFrom``): encoding, labels and batch of the one before it.
 
 A table's encoding and the numbers of labels are learned from the rows of the first fit. Weights mean nothing
 with others, so they are in the checkpoints, and a run on other rows takes them from there.

@@ -1,4 +1,4 @@
-"""Following the cluster: as many partitions as it has executors."""
+"""Following the cluster (``elastic=``): another number of partitions, as many as it has executors."""
 
 from __future__ import annotations
 

@@ -89,16 +89,10 @@ class GroupTask:
 
     def _run(self, tokens: Sequence[Token], worker: Worker, mesh: Mesh) -> Iterator[bytes | Parts]:
         """Yield the messages of the last phase, or the problems that keep the group from reaching it."""
-        hosted = [_Rank(token, self.ranks, worker) for token in tokens]
+        hosted = [_Rank(token, self.ranks, worker, alone=len(tokens) == 1) for token in tokens]
         *exchanging, final = self.phases
         for number, phase in enumerate(exchanging):
-            mine = [_Mine(self.iteration, worker.files, self.local, copies=len(hosted) > 1) for _ in hosted]
-            found = mesh.exchange(number, self._sends(phase, hosted, mine))
-            for rank, own in zip(hosted, mine, strict=True):
-                # What was sent to several ranks of this process is the same memory.
-                data = found[rank.number]
-                arrived = [messages.decode(one, mine=len(hosted) == 1) for one in data] + own.sent
-                rank.inbox = Inbox(arrived, own.read)
+            self._exchange(number, phase, hosted, mesh)
             reported = of_type(hosted[0].inbox.arrived, Problems)
             problems = in_order(problem for each in reported for problem in each.problems)
             if problems:  # which all ranks know now
@@ -109,12 +103,24 @@ class GroupTask:
             yield from driver_frames(run_phase(final, rank.me(), rank.inbox, last=True), home=home)
             worker.end_task()
 
+    def _exchange(self, number: int, phase: Phase, hosted: Sequence[_Rank], mesh: Mesh) -> None:
+        """Run a phase of each rank, and bring its messages to the ranks that they are for."""
+        files, alone = hosted[0].worker.files, len(hosted) == 1
+        mine = [_Mine(self.iteration, files, self.local, copies=not alone) for _ in hosted]
+        found = mesh.exchange(number, self._sends(phase, hosted, mine))
+        for rank, own in zip(hosted, mine, strict=True):
+            # What was sent to several ranks of this process is the same memory.
+            arrived = [messages.decode(one, mine=alone) for one in found[rank.number]]
+            rank.inbox = Inbox(arrived + own.sent, own.read)
+
     def _sends(
         self, phase: Phase, hosted: Sequence[_Rank], mine: Sequence[_Mine]
     ) -> Iterator[tuple[int, int, Parts]]:
         """Run a phase of each rank in turn, and yield its messages to others."""
         for rank, own in zip(hosted, mine, strict=True):
-            sends = run_phase(phase, rank.me(), rank.inbox, last=False)
+            inbox, rank.inbox = rank.inbox, Inbox([], list)
+            sends = run_phase(phase, rank.me(), inbox, last=False)
+            del inbox  # what has arrived is let go of before others' answers to this phase arrive
             yield from _to_others(rank.number, sends, own)
             rank.worker.end_task()
 
@@ -127,16 +133,20 @@ class _Rank:
         inbox: what has arrived for its next phase.
     """
 
-    def __init__(self, token: Token, ranks: int, worker: Worker) -> None:
+    def __init__(self, token: Token, ranks: int, worker: Worker, *, alone: bool) -> None:
         self.number = token.partition
         self.worker = worker
         self.inbox = Inbox([], list)
         self._token = token
         self._ranks = ranks
+        self._alone = alone
 
     def me(self) -> Participant:
         """Return the rank, at the beginning of a phase."""
-        return Participant(self.number, self._ranks, self.worker, Stopwatch(), self._token, stays=True)
+        worker, token = self.worker, self._token
+        return Participant(
+            self.number, self._ranks, worker, Stopwatch(), token, stays=True, alone=self._alone
+        )
 
 
 class _Mine:
