@@ -78,11 +78,9 @@ class RunningJob(Protocol):
 
     def is_done(self) -> bool:
         """Return whether it has ended, well or not."""
-        ...
 
     def cancel(self) -> None:
         """End it, if it has not ended."""
-        ...
 
 
 class Chain(Protocol):
@@ -91,12 +89,10 @@ class Chain(Protocol):
     @property
     def stays(self) -> bool:
         """Whether each stage of a rank runs where its rows are."""
-        ...
 
     @property
     def gathering(self) -> GatheredStages | None:
         """Runs tasks of several ranks; ``None`` where each rank has a task of its own."""
-        ...
 
     def run(
         self,
@@ -119,15 +115,12 @@ class Chain(Protocol):
                 small.
             persisted_bytes: length of a frame that stays after the last stage, about; ``None`` if none does.
         """
-        ...
 
     def forget(self, partition: int) -> None:
         """Forget where a partition's rows are, since its files are not there."""
-        ...
 
     def release(self) -> None:
         """Delete all files on the executors for the store."""
-        ...
 
 
 class Access(Protocol):
@@ -136,27 +129,22 @@ class Access(Protocol):
     @property
     def has_sync(self) -> bool:
         """Whether an iteration may be jobs of its own: see :meth:`sync`."""
-        ...
 
     @property
     def tells_executors(self) -> bool:
         """Whether it is known at any time, without a job, which executors take tasks."""
-        ...
 
     @property
     def moves_tasks(self) -> bool:
         """Whether tasks of a chain's later stages may run away from the rows of their ranks."""
-        ...
 
     @property
     def longest_chain(self) -> int:
         """How many steps may be one chain of stages."""
-        ...
 
     @property
     def driver_host(self) -> str:
         """Name or address of the machine that executors know as the driver's."""
-        ...
 
     # -- the session ----------------------------------------------------------------------------
 
@@ -166,7 +154,6 @@ class Access(Protocol):
         Raises:
             ConfigError: if the session was stopped.
         """
-        ...
 
     def check_alive(self) -> None:
         """Check that the session can still run jobs.
@@ -174,7 +161,6 @@ class Access(Protocol):
         Raises:
             ConfigError: if it was stopped.
         """
-        ...
 
     def check_files(self) -> None:
         """Check that sparkdl's own files on the executors need not be encrypted.
@@ -182,19 +168,15 @@ class Access(Protocol):
         Raises:
             ConfigError: if the session asks for that.
         """
-        ...
 
     def is_alive(self) -> bool:
         """Return whether the session can run jobs."""
-        ...
 
     def conf(self, name: str, default: str = "") -> str:
         """Return a conf of the session."""
-        ...
 
     def executors(self) -> Executors:
         """Return what the cluster offers, after waiting for executors that are still starting."""
-        ...
 
     def count_executors(self, *, look: bool = False) -> int:
         """Return how many executors there are now; in local mode the driver is one.
@@ -203,53 +185,42 @@ class Access(Protocol):
             look: whether some may have come or gone a moment ago: where counting takes a job, the number is
                 that of the last look otherwise.
         """
-        ...
 
     def ask_for_executors(self, total: int) -> bool:
         """Ask the cluster for so many executors; return whether it takes such wishes."""
-        ...
 
     def profile(self, threads: int) -> Any:
         """Return the resource profile of tasks of so many threads; ``None`` where there can be none."""
-        ...
 
     # -- sending --------------------------------------------------------------------------------
 
     def send(self, data: bytes | bytearray, *, inline: bool = False) -> Published:
         """Make bytes available to all tasks; few ones inside the tasks themselves if ``inline``."""
-        ...
 
     # -- rows -----------------------------------------------------------------------------------
 
     def planned_once(self, df: DataFrame) -> DataFrame:
         """Return a DataFrame whose rows do not change their partitions while it is used."""
-        ...
 
     def written(self, df: DataFrame, write: Any, rows_per_batch: int) -> Frames:
         """Return the frames that a ``mapInArrow`` function makes of a DataFrame's rows."""
-        ...
 
     def scattered(self, pieces: Iterable[tuple[int, bytes | Parts]], partitions: int) -> Frames:
         """Return frames of the driver in so many partitions."""
-        ...
 
     def one_task(self, data: bytes | Parts) -> Frames:
         """Return a small frame of the driver's, for a job of one task."""
-        ...
 
     # -- tasks ----------------------------------------------------------------------------------
 
     def inherited(self, run: Callable[..., T]) -> Callable[..., T]:
         """Return a function that runs in another thread with the confs of jobs of this one."""
-        ...
 
     def in_pool(self, name: str) -> AbstractContextManager[None]:
         """Let the jobs of this thread run in a pool of a fair scheduler, where the session has one."""
-        ...
 
     def describe(self, description: str | None) -> None:
         """Name the jobs that follow in the Spark UI."""
-        ...
 
     def stage(
         self, parent: Frames, task: Task, broadcasts: Sequence[Any] = (), *, profile: Any = None
@@ -262,29 +233,23 @@ class Access(Protocol):
             broadcasts: PySpark broadcasts that the task reads.
             profile: resource profile of the stage.
         """
-        ...
 
     def collect(self, frames: Frames) -> list[bytes]:
         """Run a job and return its frames, partition by partition."""
-        ...
 
     def run_on_executors(self, work: Callable[[], None], *, profile: Any = None) -> None:
         """Do some work at least once on each executor that there is now."""
-        ...
 
     def run_everywhere(
         self, task: Task, broadcasts: Sequence[Any] = (), *, times: int = 1, profile: Any = None
     ) -> list[bytes]:
         """Run a task, which gets no frames, on each executor that there is now, and return its frames."""
-        ...
 
     def begin_everywhere(self, task: Task, *, times: int = 1, profile: Any = None) -> RunningJob | None:
         """Begin to run a task without frames on each executor; ``None`` where a job must end first."""
-        ...
 
     def chain(self, tokens: Frames, ranks: int, profile: Any) -> Chain:
         """Return what runs chains of stages over a partition store."""
-        ...
 
     def sync(
         self,
@@ -308,25 +273,20 @@ class Access(Protocol):
         Raises:
             ConfigError: if the session has no such jobs.
         """
-        ...
 
     # -- keeping --------------------------------------------------------------------------------
 
     def persist(self, frames: Frames) -> None:
         """Keep frames on the executors that compute them, where tasks over them will run."""
-        ...
 
     def unpersist(self, frames: Frames | Persisted, *, wait: bool = False) -> None:
         """Stop keeping frames; ``wait`` until they are deleted."""
-        ...
 
     def forget(self, frames: Frames, partition: int) -> None:
         """Let the next job compute a partition of persisted frames again, and what stages have made it of."""
-        ...
 
     def run_on_persisted(self, persisted: Persisted, task: Task) -> list[bytes]:
         """Run a task over the pieces that a chain has left, shard by shard, and return its frames."""
-        ...
 
     def keep(self, pieces: Iterable[tuple[int, bytes | Parts]], shards: int, shard_bytes: int) -> Persisted:
         """Let pieces of the driver's stay as if a chain had left them.
@@ -336,4 +296,3 @@ class Access(Protocol):
             shards: how many shards there are.
             shard_bytes: bytes of a shard's weights, about.
         """
-        ...

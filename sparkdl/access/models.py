@@ -49,16 +49,12 @@ class ModelAccess(Protocol):
     @property
     def runs_batches(self) -> bool:
         """Whether a function over the batches of a stream runs in this program."""
-        ...
 
     def folders(self, path: str) -> HadoopFolders | None:
         """Return the file system of a path; ``None`` if the session can neither list nor rename files."""
-        ...
 
     def in_small_tasks(self, rows: list[tuple[int, bytes]], schema: str) -> DataFrame:
         """Return large rows as a DataFrame of which no task carries much."""
-        ...
 
     def lasting(self, data: bytes) -> Lasting:
         """Make bytes available to functions of columns; the same bytes need not be sent twice."""
-        ...

@@ -27,27 +27,21 @@ class Shards(Protocol):
 
     def fetch(self, persisted: Persisted, *, rows: bool = True) -> ShardStates:
         """Copy the state of the shards, but for their weights, and rows if so wanted, to the driver."""
-        ...
 
     def average(self, persisted: Persisted) -> Array | None:
         """Fetch the averaged weights; ``None`` if there are none yet."""
-        ...
 
     def weights(self, persisted: Persisted) -> Array:
         """Fetch the weights."""
-        ...
 
     def rows(self, persisted: Persisted, changed: ChainTask | None = None) -> list[Frame]:
         """Fetch the rows of embedding variables, or what a task makes of them, shard by shard."""
-        ...
 
     def run(self, persisted: Persisted, task: ChainTask, doing: str) -> list[Frame]:
         """Run a task over the state of each shard, and return the frames that it yields."""
-        ...
 
     def restore(self, states: ShardStates) -> Persisted:
         """Let frames from :meth:`fetch` stay with the shards again."""
-        ...
 
 
 class Cluster(Protocol):
@@ -55,19 +49,15 @@ class Cluster(Protocol):
 
     def publish(self, data: Packed, *, inline: bool = True) -> Published:
         """Make bytes available to all tasks; few ones inside the tasks themselves if ``inline``."""
-        ...
 
     def shards(self, count: int, shard_bytes: int) -> Shards:
         """Return access to the state of so many shards, each of so many bytes of weights."""
-        ...
 
     def unpersist(self, persisted: Persisted) -> None:
         """Stop keeping the state of the shards."""
-        ...
 
     def one_process(self, slots: int) -> bool:
         """Return whether the same Python process runs all tasks of an executor of so many slots."""
-        ...
 
     def end_surplus_processes(self, slots: int, seen: int | None = None) -> None:
         """Let no executor of so many slots have more Python processes, where one has been seen to.
@@ -76,19 +66,15 @@ class Cluster(Protocol):
             slots: of an executor.
             seen: processes of the executor that has most; ``None`` to look, if that takes no time.
         """
-        ...
 
     def count_executors(self, *, look: bool = False) -> int:
         """Return how many executors there are; ``look`` where that may cost a job."""
-        ...
 
     def crowded(self, store: PartitionStore) -> list[int]:
         """Return the partitions that executors hold beyond an even share now."""
-        ...
 
     def delete_files(self, fit_id: str) -> None:
         """Delete a fit's files on the executors; persisted state stays."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -190,7 +190,6 @@ class Phase(Protocol):
 
     def __call__(self, me: Participant, inbox: Inbox) -> Iterator[Send]:
         """Yield messages to send; raises ProblemError, before the first, if the step cannot be completed."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -220,19 +219,15 @@ class Plan(Protocol):
     @property
     def traits(self) -> PlanTraits:
         """What others need to know of it."""
-        ...
 
     def seed(self, fetch: Callable[[], ShardStates]) -> list[Packed]:
         """Return the seed: the state of the shards, for executors that have no copy."""
-        ...
 
     def phases(self, start: Start, steps: Sequence[Step]) -> list[Phase]:
         """Return the phases of a group."""
-        ...
 
     def conclude(self, messages: Sequence[Message], buffers: Array, counters: Array) -> GroupReport:
         """Return the report of a completed group, given the buffers before it."""
-        ...
 
 
 LONGEST_GROUP = 2000

@@ -31,7 +31,6 @@ class Sent(Protocol):
 
     def release(self) -> None:
         """Delete it everywhere."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

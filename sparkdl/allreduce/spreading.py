@@ -16,11 +16,9 @@ class Placed(Protocol):
     @property
     def is_joining(self) -> bool:
         """Whether executors that have come are not ready yet."""
-        ...
 
     def forget(self, partition: int) -> None:
         """Let a partition be built again wherever a task slot is free."""
-        ...
 
 
 class Spreading:

@@ -138,26 +138,21 @@ class Rows(Protocol):
     @property
     def numbers(self) -> Array:
         """Their numbers: in the partition's files, or over all files of a scan."""
-        ...
 
     def read(self, keys: Collection[str] | None = None) -> dict[str, Array]:
         """Gather them into fresh arrays by column key, of all columns or of some.
 
         Raises PartitionMissingError if their files are not here, DataError if a scan's rows are no tensors.
         """
-        ...
 
     def positions(self) -> Array:
         """Return where they stand in the source, int64 growing in its order; or PartitionMissingError."""
-        ...
 
     def name(self, plan: TablePlan, index: int) -> str:
         """Name one of them, for errors."""
-        ...
 
     def file_bytes(self) -> int:
         """Return the bytes of a table's files that this process has begun to read since the last call."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

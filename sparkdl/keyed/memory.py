@@ -25,7 +25,6 @@ class Holder(Protocol):
 
     def hold(self, nbytes: int) -> None:
         """Have at most so many bytes from now on."""
-        ...
 
 
 class RowMemory:

@@ -41,69 +41,53 @@ class EntryStore(Protocol):
     @property
     def names(self) -> Sequence[str]:
         """Names of the columns; one is that of the rows themselves."""
-        ...
 
     @property
     def rows(self) -> int:
         """How many entries have a row."""
-        ...
 
     @property
     def at_once(self) -> int:
         """Entries that may be copied at a time."""
-        ...
 
     def __len__(self) -> int:
         """Return how many entries there are."""
-        ...
 
     def find(self, ids: Ids) -> Places:
         """Return the number of each id; -1 for those that are not there."""
-        ...
 
     def number(self, ids: Ids) -> Places:
         """Return the number of each id, each given once; those that are not there get one."""
-        ...
 
     def heads(self, numbers: Places) -> EntryHeads:
         """Return copies of entries, but for their rows."""
-        ...
 
     def late(self, since: int) -> Places:
         """Return the numbers of entries that were looked up since so many completed iterations."""
-        ...
 
     def note(self, numbers: Places, counts: NDArray[np.int64], last: NDArray[np.int64] | int) -> None:
         """Write how often entries were looked up, and when."""
-        ...
 
     def count(self, numbers: Places, counts: NDArray[np.int64], iteration: int) -> Counted:
         """Count look-ups; return what is known of the entries now."""
-        ...
 
     def admitted(self, numbers: Places) -> NDArray[np.bool_]:
         """Return which entries have a row."""
-        ...
 
     def read(self, numbers: Places, names: Sequence[str] | None = None) -> dict[str, Array]:
         """Return copies of columns, all by default, of entries that have a row, each given once."""
-        ...
 
     def write(self, numbers: Places, columns: Mapping[str, Array]) -> None:
         """Write columns of entries that have a row, each given once."""
-        ...
 
     def admit(self, numbers: Places, columns: Mapping[str, Array]) -> None:
         """Give entries their row; other columns are zero."""
-        ...
 
     def extend(self, fresh: FreshState) -> None:
         """Have further columns, of which a function tells the values from the rows."""
-        ...
 
     def keep(self, chosen: NDArray[np.bool_]) -> None:
         """Have some entries alone; their numbers become smaller, in the same order."""
-        ...
 
 
 class MemoryStore:

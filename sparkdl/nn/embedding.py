@@ -29,7 +29,6 @@ class RowSource(Protocol):
 
     def __call__(self, table: EmbeddingVariable, ids: Tensor) -> tuple[Tensor, Tensor]:
         """Return for each id the number of its row, -1 without one, and the rows, shape (n, width)."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,11 +15,9 @@ class Learner(Protocol):
     @property
     def history(self) -> list[dict[str, Any]]:
         """A dict for each of the last batches."""
-        ...
 
     def between_batches(self) -> AbstractContextManager[None]:
         """Wait for the batch that is being learned, and let no other begin inside the block."""
-        ...
 
 
 class OnlineQuery:

@@ -20,12 +20,10 @@ class StreamPiece(Protocol):
     @property
     def offset(self) -> int:
         """Where it begins."""
-        ...
 
     @property
     def data(self) -> bytes:
         """Its bytes."""
-        ...
 
 
 P = TypeVar("P", bound=StreamPiece)

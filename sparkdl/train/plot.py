@@ -49,11 +49,9 @@ class Columns(Protocol):
     @property
     def columns(self) -> Sequence[str]:
         """Names of all columns."""
-        ...
 
     def column(self, name: str) -> Sequence[Any]:
         """Return one value of every iteration."""
-        ...
 
 
 class Shown(Figure):

@@ -37,37 +37,29 @@ class Runs(Protocol):
     @property
     def outdated(self) -> Sequence[str]:
         """Files that executors may delete."""
-        ...
 
     def stage(
         self, parent: ConnectFrames, task: Task, broadcasts: Sequence[Any] = (), *, profile: Any = None
     ) -> ConnectFrames:
         """Return the frames that a task makes of each partition."""
-        ...
 
     def collect(self, frames: ConnectFrames) -> list[bytes]:
         """Run a job and return its frames."""
-        ...
 
     def rows_of(self, frames: ConnectFrames) -> list[Row]:
         """Run a job and return the key, the source and the piece of each row."""
-        ...
 
     def run_on_executors(self, work: Callable[[], None], *, profile: Any = None) -> None:
         """Do some work at least once on each executor."""
-        ...
 
     def persist(self, frames: ConnectFrames) -> None:
         """Keep frames on the executors that compute them."""
-        ...
 
     def unpersist(self, frames: ConnectFrames) -> None:
         """Stop keeping frames."""
-        ...
 
     def forget(self, frames: ConnectFrames, partition: int) -> None:
         """Let the next job compute the frames again."""
-        ...
 
 
 @dataclass(eq=False, slots=True)

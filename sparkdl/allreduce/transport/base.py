@@ -59,12 +59,10 @@ class Transport(Protocol):
     @property
     def longest_group(self) -> int:
         """How many steps may be one group, now."""
-        ...
 
     @property
     def is_joining(self) -> bool:
         """Whether executors that have come are getting ready, and groups run without them until then."""
-        ...
 
     def run(self, group: Group) -> GroupResult:
         """Run all phases of a group.
@@ -72,15 +70,12 @@ class Transport(Protocol):
         Raises:
             Exception: of Spark, if a task failed for a reason that is no problem of a step.
         """
-        ...
 
     def forget(self, partition: int) -> None:
         """Forget where a partition's rows are, since its files are not there."""
-        ...
 
     def release(self) -> None:
         """Delete all files on the executors for this transport."""
-        ...
 
 
 def read_left(files: LocalStore, name: str, iteration: int) -> Iterator[Message]:

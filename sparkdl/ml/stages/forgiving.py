@@ -22,20 +22,16 @@ class Scoring(Protocol):
     @property
     def arity(self) -> int:
         """Number of columns that are passed."""
-        ...
 
     @property
     def names(self) -> tuple[str, ...]:
         """Fields of the struct that is returned."""
-        ...
 
     def score(self, batches: Iterator[pa.Array | tuple[pa.Array, ...]], at: int = 0) -> Iterator[pa.Array]:
         """Return structs for batches of which the first begins at row ``at``."""
-        ...
 
     def nulls(self, rows: int) -> pa.Array:
         """Return the structs of rows that have none."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,6 @@ class Plans(Profiled, Protocol):
         self, data: Any, features: Columns | None, label: Columns | None, weight: ColumnLike | None
     ) -> AbstractContextManager[Dataset]:
         """Make a Dataset of what a fit would be given, for as long as the block runs."""
-        ...
 
 
 def plan(

@@ -50,7 +50,6 @@ class Trains(Protocol):
 
     def with_options(self, **options: Any) -> Any:
         """Return a Trainer with other options."""
-        ...
 
 
 def rehearse(

@@ -31,7 +31,6 @@ class Runner(Protocol):
 
     def start(self, rung: Rung, state: Callable[[], bytes] | None) -> Callable[[], Advanced]:
         """Start a rung; return what waits for its result."""
-        ...
 
 
 @dataclass(slots=True)
