@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from sparkdl import exceptions
 from sparkdl.exceptions import SparkdlError, TaskError
@@ -29,6 +32,28 @@ _FRAME_OF_SPARK = re.compile(r'  File "[^"]*/pyspark[^"]*", line .*\n(?:    .*\n
 def is_job_failure(error: BaseException) -> bool:
     """Return whether an exception is Spark's or Py4J's report of a failed job."""
     return type(error).__module__.startswith(("py4j.", "pyspark."))
+
+
+@contextmanager
+def explained(doing: str) -> Iterator[None]:
+    """Let a Spark job that fails in a block raise what its task has said; ``doing`` says what it was for."""
+    try:
+        yield
+    except Exception as error:
+        if is_job_failure(error):
+            raise task_error(error, doing) from None
+        raise
+
+
+@contextmanager
+def tolerated(consequence: str) -> Iterator[None]:
+    """Log a Spark job that fails in a block, and what comes of it, and go on."""
+    try:
+        yield
+    except Exception as error:
+        if not is_job_failure(error):
+            raise
+        logging.getLogger("sparkdl").debug("%s: %s", consequence, error)
 
 
 def task_error(error: BaseException, doing: str) -> SparkdlError:

@@ -8,8 +8,8 @@ which kind of session it has.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -296,3 +296,13 @@ class Access(Protocol):
             shards: how many shards there are.
             shard_bytes: bytes of a shard's weights, about.
         """
+
+
+@contextmanager
+def described(access: Access, description: str) -> Iterator[None]:
+    """Name the jobs of a block in the Spark UI."""
+    access.describe(description)
+    try:
+        yield
+    finally:
+        access.describe(None)

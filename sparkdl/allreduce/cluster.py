@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
-from sparkdl._spark.errors import is_job_failure
+from sparkdl._spark.errors import tolerated
 from sparkdl._spark.processes import LINGER_SECONDS, EndSurplus
-from sparkdl.access.base import Access, Persisted, Published
+from sparkdl.access.base import Access, Persisted, Published, described
 from sparkdl.access.in_pieces import ChainTask
 from sparkdl.allreduce.persisted import PersistedShards
 from sparkdl.allreduce.shard_states import ShardStates
@@ -18,8 +17,6 @@ from sparkdl.data.store.build import PartitionStore
 from sparkdl.data.store.placement import crowded
 from sparkdl.wire import frame
 from sparkdl.wire.frame import Array, Frame, Packed
-
-_log = logging.getLogger("sparkdl")
 
 
 class Shards(Protocol):
@@ -112,19 +109,13 @@ class SparkCluster:
         access = self.access
         if not self._reuses or (seen is None and not access.tells_executors):
             return
-        access.describe("sparkdl: look for surplus Python processes")
-        try:
+        doing = "sparkdl: look for surplus Python processes"
+        with described(access, doing), tolerated("processes were not looked for"):
             run = partial(access.run_everywhere, profile=self.profile)
             if seen is None:
                 seen = max(map(int, run(EndSurplus(slots))), default=1)
             if seen > slots:
                 run(EndSurplus(slots, LINGER_SECONDS if slots > 1 else 0.0), times=seen)
-        except Exception as error:
-            if not is_job_failure(error):
-                raise
-            _log.debug("processes were not looked for: %s", error)
-        finally:
-            access.describe(None)
 
     @property
     def _reuses(self) -> bool:
@@ -140,14 +131,7 @@ class SparkCluster:
 
     def delete_files(self, fit_id: str) -> None:
         """Delete a fit's files; what executors that fail keep goes with them."""
-        access = self.access
-        access.describe("sparkdl: delete the run's files")
-        try:
+        doing, failed = "sparkdl: delete the run's files", f"files of fit {fit_id} were not deleted"
+        with described(self.access, doing), tolerated(failed):
             # On all of them: where tasks have run in the course of losses, no RDD knows any more.
-            access.run_on_executors(partial(forget_fit, fit_id), profile=self.profile)
-        except Exception as error:
-            if not is_job_failure(error):
-                raise
-            _log.debug("files of fit %s were not deleted: %s", fit_id, error)
-        finally:
-            access.describe(None)
+            self.access.run_on_executors(partial(forget_fit, fit_id), profile=self.profile)

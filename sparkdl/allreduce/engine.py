@@ -10,7 +10,7 @@ from time import perf_counter
 
 import numpy as np
 
-from sparkdl._spark.errors import is_job_failure, task_error
+from sparkdl._spark.errors import explained
 from sparkdl.access.base import Published
 from sparkdl.access.in_pieces import ChainTask
 from sparkdl.allreduce import fetching
@@ -155,7 +155,7 @@ class Engine:
             start = self._start(steps, model, seed, origin)
             publishing = perf_counter() - begin
             try:
-                with _job_errors(steps[0]):
+                with explained(f"training {steps[0]}"):
                     result = self._transport.run(self._group(start, steps, model, seed))
             except (TaskError, ModelError) as error:
                 if len(steps) == 1 or (isinstance(error, TaskError) and not error.remote_traceback):
@@ -355,17 +355,6 @@ class Engine:
         if self._leaves_files:
             self._cluster.delete_files(self._fit.fit_id)
         self._transport.release()
-
-
-@contextmanager
-def _job_errors(step: Step) -> Iterator[None]:
-    """Turn Spark's report of a failed job into an error of this package."""
-    try:
-        yield
-    except Exception as error:
-        if is_job_failure(error):
-            raise task_error(error, f"training {step}") from None
-        raise
 
 
 def _own(array: Array) -> Array:

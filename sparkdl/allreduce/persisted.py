@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
@@ -11,8 +10,8 @@ from operator import eq, itemgetter
 
 import numpy as np
 
-from sparkdl._spark.errors import is_job_failure, task_error
-from sparkdl.access.base import Access, Persisted
+from sparkdl._spark.errors import explained
+from sparkdl.access.base import Access, Persisted, described
 from sparkdl.access.in_pieces import MORE, ChainTask, InPieces, InRounds, MadeInRounds, heap_of, per_round
 from sparkdl.allreduce.messages import Average, Master, OwnedRows
 from sparkdl.allreduce.shard_states import ShardStates
@@ -57,7 +56,7 @@ class PersistedShards:
 
     def run(self, persisted: Persisted, task: ChainTask, doing: str) -> list[Frame]:
         """Run a task over the state of each shard, and return the frames that it yields."""
-        with self._reading(doing):
+        with described(self.access, f"sparkdl: {doing}"), explained(f"trying to {doing}"):
             found = self.access.run_on_persisted(
                 persisted, InPieces(task, token=False, keyed=False, in_files=True)
             )
@@ -65,17 +64,10 @@ class PersistedShards:
 
     def restore(self, states: ShardStates) -> Persisted:
         """Let frames from :meth:`fetch` stay with the shards again."""
-        access = self.access
         pieces = ((n, piece) for n, frames in enumerate(states) for piece in cut(n, frames))
-        access.describe("sparkdl: restore the optimizer's state")
-        try:
-            return access.keep(pieces, self.shards, self.shard_bytes)
-        except Exception as error:
-            if is_job_failure(error):
-                raise task_error(error, "restoring the optimizer's state") from None
-            raise
-        finally:
-            access.describe(None)
+        doing = "sparkdl: restore the optimizer's state"
+        with described(self.access, doing), explained("restoring the optimizer's state"):
+            return self.access.keep(pieces, self.shards, self.shard_bytes)
 
     def _vector(self, persisted: Persisted, kind: str, doing: str) -> Array | None:
         parts = [
@@ -92,7 +84,7 @@ class PersistedShards:
         heap = self.access.conf(f"spark.{'driver' if local else 'executor'}.memory", "1g")
         step = per_round(self.shards, heap_of(heap))
         pieces: list[bytes] = []
-        with self._reading(doing):
+        with described(self.access, f"sparkdl: {doing}"), explained(f"trying to {doing}"):
             for first in count(0, step):
                 in_round = InRounds(wanted, first, first + step)
                 task = in_round if made is None else MadeInRounds(made, in_round)
@@ -101,19 +93,6 @@ class PersistedShards:
                 if MORE not in received:
                     break
         return sorted(joined_by_source(pieces), key=itemgetter(0))
-
-    @contextmanager
-    def _reading(self, doing: str) -> Iterator[None]:
-        """Name a job that reads the state of the shards, and its failure."""
-        self.access.describe(f"sparkdl: {doing}")
-        try:
-            yield
-        except Exception as error:
-            if is_job_failure(error):
-                raise task_error(error, f"trying to {doing}") from None
-            raise
-        finally:
-            self.access.describe(None)
 
 
 def _is_not_master(kind: str) -> bool:

@@ -15,6 +15,7 @@ import numpy as np
 
 from sparkdl import html
 from sparkdl.access import Access, access_to
+from sparkdl.access.base import described
 from sparkdl.data import sampler
 from sparkdl.data.collate import Collate, padding_of
 from sparkdl.data.columns import (
@@ -44,7 +45,7 @@ from sparkdl.data.scan.listing import ParquetFolders
 from sparkdl.data.scan.source import WINDOW, ScanSource
 from sparkdl.data.scan.storage import checked_storage
 from sparkdl.data.schema import is_pandas, plan_pandas
-from sparkdl.data.store.build import Partitions, PartitionStore, StoreSource, build_store, delete, described
+from sparkdl.data.store.build import Partitions, PartitionStore, StoreSource, build_store, delete
 from sparkdl.data.store.dataframe import DataFrameSource
 from sparkdl.data.store.manifest import check_same_rows
 from sparkdl.exceptions import ConfigError, DataError
@@ -415,7 +416,7 @@ class Dataset:
     ) -> Dataset:
         """Return the Dataset of rows that stay in their files."""
         access = source.access
-        with described(access, "list the files"):
+        with described(access, "sparkdl: list the files"):
             plan = source.planned(*columns, collate is not None)
         return cls(spark, plan, source, num_partitions, transform, collate, access=access)
 
@@ -482,7 +483,7 @@ class Dataset:
         with self._lock:
             if self._peeked is None:
                 self.access.check_alive()
-                with described(self.access, "look at the first rows"):
+                with described(self.access, "sparkdl: look at the first rows"):
                     rows = self.source.peek(self._plan, _PEEK_ROWS)
                 if not rows or not len(next(iter(rows.values()))):
                     raise DataError("the Dataset is empty: there is nothing to train on", code="data-empty")
@@ -501,7 +502,7 @@ class Dataset:
             peeked = self.peek()
             if self._first is None or len(next(iter(self._first.values()))) != count:
                 try:
-                    with described(self.access, "look at the first rows"):
+                    with described(self.access, "sparkdl: look at the first rows"):
                         found = self.source.peek(self._plan, count)
                 except DataError:
                     found = peeked

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import uuid
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -10,7 +9,7 @@ from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any, Protocol
 
-from sparkdl._spark.errors import is_job_failure
+from sparkdl._spark.errors import tolerated
 from sparkdl._spark.frames import Task
 from sparkdl.access.connect.files import KeptFile
 from sparkdl.access.connect.rows import ConnectFrames, by_key
@@ -22,8 +21,6 @@ from sparkdl.wire.pieces import PIECE_BYTES, joined
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
-
-_log = logging.getLogger("sparkdl")
 
 Row = tuple[int, int, bytes]
 """Key, source and piece of a frame."""
@@ -199,12 +196,8 @@ class ConnectChain:
         """Delete all files on the executors for the store."""
         if self._groups:
             self.alive.clear()
-            try:
+            with tolerated("files of a group were not deleted"):
                 self.access.run_on_executors(KeptFile(self._folder, "").delete_all)
-            except Exception as error:
-                if not is_job_failure(error):
-                    raise
-                _log.debug("files of a group were not deleted: %s", error)
 
 
 def _passed(made: ConnectFrames, some: Round) -> DataFrame:

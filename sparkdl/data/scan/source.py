@@ -11,7 +11,7 @@ from typing import Any, cast
 import numpy as np
 import pyarrow.compute as pc
 
-from sparkdl.access.base import Access, Frames, Published
+from sparkdl.access.base import Access, Frames, Published, described
 from sparkdl.data import ragged
 from sparkdl.data.columns import ColumnLike, Columns, TablePlan
 from sparkdl.data.scan.filters import ROLE, RowFilter, SelectedRows
@@ -117,11 +117,10 @@ class ScanSource(StoreSource):
         return self._listed
 
     def _run(self, what: str, frames: Frames, task: Any) -> list[frame.Frame]:
-        self.access.describe(f"sparkdl: {what}")
         try:
-            return checked(self.access.collect(self.access.stage(frames, task)))
+            with described(self.access, f"sparkdl: {what}"):
+                return checked(self.access.collect(self.access.stage(frames, task)))
         finally:
-            self.access.describe(None)
             self.access.unpersist(frames, wait=True)  # with what it has shuffled
 
     def manifest(self, plan: TablePlan) -> ScanManifest:

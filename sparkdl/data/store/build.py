@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
 from sparkdl import session
-from sparkdl._spark.errors import is_job_failure, task_error
-from sparkdl.access.base import Access, Frames
+from sparkdl._spark.errors import explained
+from sparkdl.access.base import Access, Frames, described
 from sparkdl.data.columns import TablePlan
 from sparkdl.data.store.manifest import ADVICE, Manifest
 from sparkdl.data.store.partition import Token, delete_store
@@ -100,12 +100,12 @@ def build_store(
 
     DataError names a column and row that is no tensor; TaskError is raised if a task keeps failing.
     """
-    with described(access, "build the partition store"):
-        with _explained():
+    with described(access, "sparkdl: build the partition store"):
+        with explained("building the partition store"):
             tokens = source.tokens(access, plan, store, partitions)
         access.persist(tokens)
         try:
-            with _explained():
+            with explained("building the partition store"):
                 found = tuple(Token.from_frame(frame.unpack(f)) for f in access.collect(tokens))
             _verify(found)
         except BaseException:
@@ -121,31 +121,10 @@ def delete(access: Access, store: PartitionStore) -> None:
     """Delete a store's files from the executors, and let go of its tokens."""
     try:
         if store.owns_files:
-            with described(access, "release the partition store"):
+            with described(access, "sparkdl: release the partition store"):
                 access.run_on_executors(partial(delete_store, store.partitions[0].store))
     finally:
         access.unpersist(store.tokens, wait=True)
-
-
-@contextmanager
-def described(access: Access, doing: str) -> Iterator[None]:
-    """Name the jobs of a block in the Spark UI."""
-    access.describe(f"sparkdl: {doing}")
-    try:
-        yield
-    finally:
-        access.describe(None)
-
-
-@contextmanager
-def _explained() -> Iterator[None]:
-    """Let a failed job of a block tell what its task has said."""
-    try:
-        yield
-    except Exception as error:
-        if is_job_failure(error):
-            raise task_error(error, "building the partition store") from None
-        raise
 
 
 def _verify(tokens: Sequence[Token]) -> None:

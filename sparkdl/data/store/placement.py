@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from sparkdl.access.base import Access
-from sparkdl.data.store.build import PartitionStore, described
+from sparkdl.access.base import Access, described
+from sparkdl.data.store.build import PartitionStore
 from sparkdl.data.store.partition import Token
 from sparkdl.wire import frame
 
@@ -25,6 +25,6 @@ def in_excess(places: Sequence[str], executors: int) -> list[int]:
 
 def crowded(access: Access, store: PartitionStore) -> list[int]:
     """Return the partitions that executors hold beyond an even share now."""
-    with described(access, "see where partitions are"):
+    with described(access, "sparkdl: see where partitions are"):
         tokens = [Token.from_frame(frame.unpack(data)) for data in access.collect(store.tokens)]
     return in_excess([token.executor for token in tokens], access.count_executors())

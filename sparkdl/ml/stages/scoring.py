@@ -25,7 +25,7 @@ import pyarrow as pa
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from sparkdl._spark.errors import is_job_failure, task_error
+from sparkdl._spark.errors import explained
 from sparkdl.access.models import digest_of
 from sparkdl.data.columns import quoted
 from sparkdl.data.schema import check_dataframe
@@ -72,7 +72,7 @@ def score(model: Any, df: DataFrame, path: str, *, resume: bool, progress: bool)
     inference = inference_of(model, df)
     _check_columns(df, inference)
     prepared = prepare(df, inference, direct=True)
-    with _explained():
+    with explained("scoring"):
         found = bytes(_on_cluster(spark, partial(_look, path)))
     if found and not resume:
         raise ConfigError(
@@ -82,7 +82,7 @@ def score(model: Any, df: DataFrame, path: str, *, resume: bool, progress: bool)
         )
     before = _read(found, path) if found else None
     with _same_splits(spark, None if before is None else before["confs"]) as confs:
-        with _explained():
+        with explained("scoring"):
             rows = prepared.df.count()
         job = {"format": _FORMAT, "confs": confs, "size": _size(rows), **_described(df, inference, rows)}
         mark = found or json.dumps({**job, "seal": of_json(job)}, indent=1).encode()
@@ -102,7 +102,7 @@ def score(model: Any, df: DataFrame, path: str, *, resume: bool, progress: bool)
         def run(task: PieceTask) -> list[Any]:
             return given.mapInArrow(_function(task), REPORT).collect()
 
-        with _bar(path, rows, enabled=progress), _explained(), _cancelled(spark):
+        with _bar(path, rows, enabled=progress), explained("scoring"), _cancelled(spark):
             if before is None:
                 _on_cluster(spark, partial(_begin, path, mark))
             else:
@@ -111,7 +111,7 @@ def score(model: Any, df: DataFrame, path: str, *, resume: bool, progress: bool)
             _on_cluster(spark, partial(_finish, task, {row.partition: row.rows for row in reports}, rows))
     written = spark.read.parquet(literal(path if "://" in path else f"file://{path}"))
     if inference.errors:
-        with _explained():  # of all pieces, those that were there before, too
+        with explained("scoring"):  # of all pieces, those that were there before, too
             failed = written.where(quoted(inference.errors).isNotNull()).count()
         if failed:
             logger.warning(
@@ -343,17 +343,6 @@ def _on_cluster(spark: SparkSession, function: Callable[[], bytes]) -> bytes:
         yield pa.RecordBatch.from_arrays([pa.array([function()], pa.binary())], ["data"])
 
     return bytes(spark.range(0, 1, 1, 1).mapInArrow(run, "data binary").collect()[0][0])
-
-
-@contextmanager
-def _explained() -> Iterator[None]:
-    """Turn Spark's reports of failed jobs into errors that say what failed."""
-    try:
-        yield
-    except Exception as error:
-        if not is_job_failure(error):
-            raise
-        raise task_error(error, "scoring") from None
 
 
 @contextmanager

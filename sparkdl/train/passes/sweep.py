@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from sparkdl import seeding
-from sparkdl._spark.errors import is_job_failure, task_error
+from sparkdl._spark.errors import explained
 from sparkdl._spark.frames import Task
-from sparkdl.access.base import Access, BytesRef
+from sparkdl.access.base import Access, BytesRef, described
 from sparkdl.allreduce.shard_states import rows_in
 from sparkdl.compute.forward_backward import make_batch
 from sparkdl.compute.worker import Worker
@@ -144,16 +144,9 @@ def sweep(
     """
     built = data.store()
     for _ in range(MAX_ATTEMPTS):
-        access.describe(describe)
-        try:
+        with described(access, describe), explained(doing):
             checked = Reading(Unchanged(task, built.manifest))
             frames = access.collect(access.stage(built.tokens, checked, broadcasts, profile=profile))
-        except Exception as error:
-            if is_job_failure(error):
-                raise task_error(error, doing) from None
-            raise
-        finally:
-            access.describe(None)
         messages = [frame.unpack(data) for data in frames]
         for message in messages:
             if message.meta["kind"] == "changed":

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sparkdl._spark.errors import is_job_failure
-from sparkdl.access.base import Access
+from sparkdl._spark.errors import tolerated
+from sparkdl.access.base import Access, described
 from sparkdl.train.hooks.base import Hook
 from sparkdl.wire import frame
 from sparkdl.wire.frame import Buffer, Parts
@@ -72,15 +72,10 @@ def look(reset: bool = False) -> Executor:
 
 def executors_of(access: Access, *, reset: bool = False) -> list[Executor]:
     """Return each executor once, by a small job; none if the job fails."""
-    access.describe("sparkdl: look at the executors' memory")
-    try:
+    answers: list[bytes] = []
+    doing = "sparkdl: look at the executors' memory"
+    with described(access, doing), tolerated("the executors' memory is not known"):
         answers = access.run_everywhere(Look(reset))
-    except Exception as error:
-        if not is_job_failure(error):
-            raise
-        return []
-    finally:
-        access.describe(None)
     found = [Executor(**frame.unpack(answer).meta) for answer in answers]
     return list({(each.host, each.jvm): each for each in found}.values())
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from sparkdl.access.base import described
 from sparkdl.allreduce.outcome import within
 from sparkdl.data.dataset import Dataset
 from sparkdl.train.hooks.base import Hook
@@ -169,14 +170,9 @@ def _layers(
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Return layers and spans of the first rank, while all ranks do the same."""
     recipe, module = trainer._recipe, trainer.module
-    with shipped(sample.access, sample.store(), recipe.spec(sample, module)) as ship:
-        access = ship.access
-        access.describe("sparkdl: profile layers")
-        try:
-            frames = access.stage(
-                ship.store.tokens, ProfileLayers(ship.fit, rows), ship.sent.broadcasts, profile=ship.profile
-            )
-            first = frame.unpack(access.collect(frames)[0])
-        finally:
-            access.describe(None)
+    access, spec = sample.access, recipe.spec(sample, module)
+    with shipped(access, sample.store(), spec) as ship, described(access, "sparkdl: profile layers"):
+        task = ProfileLayers(ship.fit, rows)
+        frames = access.stage(ship.store.tokens, task, ship.sent.broadcasts, profile=ship.profile)
+        first = frame.unpack(access.collect(frames)[0])
     return list(first.meta["layers"]), list(first.meta["spans"])

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from sparkdl.access.alone import AloneAccess, LazyFrames
-from sparkdl.access.base import Access, BytesRef, Frames, Published
+from sparkdl.access.base import Access, BytesRef, Frames, Published, described
 from sparkdl.allreduce.choose import TRANSPORT
 from sparkdl.data import ragged
 from sparkdl.data.collate import Collate
@@ -190,11 +190,8 @@ def _if_alive(access: Access, release: Callable[[], None]) -> None:
 
 
 def _delete(access: Access, name: str) -> None:
-    access.describe("sparkdl tune: delete the shared rows")
-    try:
+    with described(access, "sparkdl tune: delete the shared rows"):
         access.run_on_executors(partial(store.delete_store, name))
-    finally:
-        access.describe(None)
 
 
 @dataclass(frozen=True, slots=True)

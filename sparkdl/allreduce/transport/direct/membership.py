@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from sparkdl._spark.errors import is_job_failure
+from sparkdl._spark.errors import tolerated
 from sparkdl._spark.processes import TaskMeeting
-from sparkdl.access.base import Access
+from sparkdl.access.base import Access, described
 from sparkdl.allreduce.transport.direct.peer import Peer
 from sparkdl.allreduce.transport.direct.task import Assemble, Dismiss, Rendezvous
 from sparkdl.compute.worker import FitRef
@@ -23,8 +22,6 @@ _DISMISSALS = 3
 """So many jobs try to reach all: a busy executor's slots may be taken, or a process may get two tasks."""
 
 _MOST_TURNS = 3  # so many more processes than slots an executor may have
-
-_log = logging.getLogger("sparkdl")
 
 
 class Membership:
@@ -88,28 +85,21 @@ class Membership:
         left, self._known, self._members = self._known, set(), None
         access = self._access
         slots = 1 if self._fit.in_memory else self._store.executors.tasks
+        failed = f"connections of fit {self._fit.fit_id} were not closed"
         for _ in range(_DISMISSALS):
             if not left:
                 return
-            access.describe("sparkdl: close connections")
-            try:
+            heard: set[bytes] = set()
+            with described(access, "sparkdl: close connections"), tolerated(failed):
                 task = Dismiss(self._fit.fit_id, TaskMeeting(slots))
                 heard = set(map(bytes, access.run_everywhere(task, times=slots, profile=self._profile)))
-            except Exception as error:
-                if not is_job_failure(error):
-                    raise
-                _log.debug("connections of fit %s were not closed: %s", self._fit.fit_id, error)
-                return
-            finally:
-                access.describe(None)
-            if not heard:  # the others are gone
+            if not heard:  # the others are gone, or the job has failed
                 return
             left -= heard
 
     def _assemble(self, name: str, broadcasts: Sequence[Any], tasks: int, losses: int) -> list[Peer]:
         access, profile, slots = self._access, self._profile, self._store.executors.tasks
-        access.describe(f"{name}, find peers")
-        try:
+        with described(access, f"{name}, find peers"):
             if self._fit.in_memory and tasks == len(self._store.partitions) and not losses:
                 task = Assemble(self._fit, self._rendezvous, TaskMeeting(1))
                 found = access.collect(access.stage(self._store.tokens, task, broadcasts, profile=profile))
@@ -119,6 +109,4 @@ class Membership:
                 task = Assemble(self._fit, self._rendezvous, TaskMeeting(slots))
                 times = slots * (1 + min(losses, _MOST_TURNS))
                 found = access.run_everywhere(task, broadcasts, times=times, profile=profile)
-        finally:
-            access.describe(None)
         return list({peer.id: peer for peer in (Peer.read(frame.unpack(data)) for data in found)}.values())
