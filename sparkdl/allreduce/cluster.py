@@ -2,93 +2,50 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from sparkdl._spark.errors import tolerated
 from sparkdl._spark.processes import LINGER_SECONDS, EndSurplus
 from sparkdl.access.base import Access, Persisted, Published, described
-from sparkdl.access.in_pieces import ChainTask
 from sparkdl.allreduce.persisted import PersistedShards
-from sparkdl.allreduce.shard_states import ShardStates
 from sparkdl.compute.worker import forget_fit
 from sparkdl.data.store.build import PartitionStore
-from sparkdl.data.store.placement import crowded
+from sparkdl.data.store.partition import Token
 from sparkdl.wire import frame
-from sparkdl.wire.frame import Array, Frame, Packed
+from sparkdl.wire.frame import Packed
 
 
-class Shards(Protocol):
-    """The state of the shards between groups, on two executors each."""
-
-    def fetch(self, persisted: Persisted, *, rows: bool = True) -> ShardStates:
-        """Copy the state of the shards, but for their weights, and rows if so wanted, to the driver."""
-
-    def average(self, persisted: Persisted) -> Array | None:
-        """Fetch the averaged weights; ``None`` if there are none yet."""
-
-    def weights(self, persisted: Persisted) -> Array:
-        """Fetch the weights."""
-
-    def rows(self, persisted: Persisted, changed: ChainTask | None = None) -> list[Frame]:
-        """Fetch the rows of embedding variables, or what a task makes of them, shard by shard."""
-
-    def run(self, persisted: Persisted, task: ChainTask, doing: str) -> list[Frame]:
-        """Run a task over the state of each shard, and return the frames that it yields."""
-
-    def restore(self, states: ShardStates) -> Persisted:
-        """Let frames from :meth:`fetch` stay with the shards again."""
-
-
-class Cluster(Protocol):
-    """What the engine asks of a cluster."""
-
-    def publish(self, data: Packed, *, inline: bool = True) -> Published:
-        """Make bytes available to all tasks; few ones inside the tasks themselves if ``inline``."""
-
-    def shards(self, count: int, shard_bytes: int) -> Shards:
-        """Return access to the state of so many shards, each of so many bytes of weights."""
-
-    def unpersist(self, persisted: Persisted) -> None:
-        """Stop keeping the state of the shards."""
-
-    def one_process(self, slots: int) -> bool:
-        """Return whether the same Python process runs all tasks of an executor of so many slots."""
-
-    def end_surplus_processes(self, slots: int, seen: int | None = None) -> None:
-        """Let no executor of so many slots have more Python processes, where one has been seen to.
-
-        Args:
-            slots: of an executor.
-            seen: processes of the executor that has most; ``None`` to look, if that takes no time.
-        """
-
-    def count_executors(self, *, look: bool = False) -> int:
-        """Return how many executors there are; ``look`` where that may cost a job."""
-
-    def crowded(self, store: PartitionStore) -> list[int]:
-        """Return the partitions that executors hold beyond an even share now."""
-
-    def delete_files(self, fit_id: str) -> None:
-        """Delete a fit's files on the executors; persisted state stays."""
+def in_excess(places: Sequence[str], executors: int) -> list[int]:
+    """Return the partitions that executors hold beyond an even share."""
+    share = -(-len(places) // max(executors, 1))
+    held: Counter[str] = Counter()
+    excess = []
+    for partition, place in enumerate(places):
+        held[place] += 1
+        if held[place] > share:
+            excess.append(partition)
+    return excess
 
 
 @dataclass(frozen=True, slots=True)
-class SparkCluster:
-    """A session's cluster."""
+class Cluster:
+    """What the engine asks of a session's cluster."""
 
     access: Access
     profile: Any = None
 
     def publish(self, data: Packed, *, inline: bool = True) -> Published:
-        """Make bytes available to all tasks."""
+        """Make bytes available to all tasks; few ones inside the tasks themselves if ``inline``."""
         # As one piece of memory: what is inside a task is pickled with it.
         whole = data if isinstance(data, bytes | bytearray) else frame.join(frame.parts(data))
         return self.access.send(whole, inline=inline)
 
     def shards(self, count: int, shard_bytes: int) -> PersistedShards:
-        """Return access to the state of so many shards."""
+        """Return access to the state of so many shards, each of so many bytes of weights."""
         return PersistedShards(self.access, count, shard_bytes)
 
     def unpersist(self, persisted: Persisted) -> None:
@@ -105,6 +62,10 @@ class SparkCluster:
 
         What a process holds in memory is of no use to the next task then, each has a copy of the model, and
         those that were found to exchange directly are not the ones that run the ranks.
+
+        Args:
+            slots: of an executor.
+            seen: processes of the executor that has most; ``None`` to look, if that takes no time.
         """
         access = self.access
         if not self._reuses or (seen is None and not access.tells_executors):
@@ -127,7 +88,9 @@ class SparkCluster:
 
     def crowded(self, store: PartitionStore) -> list[int]:
         """Return the partitions that executors hold beyond an even share now."""
-        return crowded(self.access, store)
+        with described(self.access, "sparkdl: see where partitions are"):
+            tokens = [Token.from_frame(frame.unpack(data)) for data in self.access.collect(store.tokens)]
+        return in_excess([token.executor for token in tokens], self.access.count_executors())
 
     def delete_files(self, fit_id: str) -> None:
         """Delete a fit's files; what executors that fail keep goes with them."""

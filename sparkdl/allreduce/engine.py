@@ -14,8 +14,9 @@ from sparkdl._spark.errors import explained
 from sparkdl.access.base import Published
 from sparkdl.access.in_pieces import ChainTask
 from sparkdl.allreduce import fetching
-from sparkdl.allreduce.cluster import Cluster, Shards
+from sparkdl.allreduce.cluster import Cluster
 from sparkdl.allreduce.outcome import Outcome, outcomes_of
+from sparkdl.allreduce.persisted import PersistedShards
 from sparkdl.allreduce.plan import Plan, Step
 from sparkdl.allreduce.row_layers import RowLayers
 from sparkdl.allreduce.shard_states import ShardStates, Snapshot, with_rows
@@ -101,7 +102,7 @@ class Engine:
         return min(self._traits.longest_group, self._transport.longest_group)
 
     @property
-    def _shards(self) -> Shards:
+    def _shards(self) -> PersistedShards:
         return self._cluster.shards(self._traits.shards, self._traits.shard_bytes)
 
     def resize(self, store: PartitionStore) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from sparkdl.access.in_pieces import ChainTask
-from sparkdl.allreduce.cluster import Shards
+from sparkdl.allreduce.persisted import PersistedShards
 from sparkdl.allreduce.row_layers import ChangedRows, as_shard_states, complete
 from sparkdl.allreduce.shard_states import ShardStates, joined_rows, unpacked
 from sparkdl.allreduce.state import ModelState
@@ -13,13 +13,13 @@ from sparkdl.keyed.entries import Entries
 from sparkdl.wire.frame import Frame
 
 
-def whole(shards: Shards, model: ModelState) -> ShardStates:
+def whole(shards: PersistedShards, model: ModelState) -> ShardStates:
     """Return the state of the shards, but for their weights, with all rows."""
     found = shards.fetch(model.persisted)
     return complete([*_below(shards, model), found]) if model.layers.below else found
 
 
-def changes(shards: Shards, model: ModelState, since: int) -> list[ShardStates]:
+def changes(shards: PersistedShards, model: ModelState, since: int) -> list[ShardStates]:
     """Return the state of the shards, and in layers the rows that have changed since so many iterations.
 
     The layers are for :func:`~sparkdl.allreduce.row_layers.complete`, to be put above those of that time.
@@ -33,14 +33,14 @@ def changes(shards: Shards, model: ModelState, since: int) -> list[ShardStates]:
     return [*early, [[*frames, *rows] for frames, rows in zip(state, last, strict=True)]]
 
 
-def rows(shards: Shards, model: ModelState) -> dict[str, Entries]:
+def rows(shards: PersistedShards, model: ModelState) -> dict[str, Entries]:
     """Return all rows, with the optimizer's state."""
     own = as_shard_states(shards.rows(model.persisted))
     return joined_rows(unpacked(complete([*_below(shards, model), own])))
 
 
 def run(
-    shards: Shards, model: ModelState, task: Callable[[int], ChainTask], doing: str, since: int
+    shards: PersistedShards, model: ModelState, task: Callable[[int], ChainTask], doing: str, since: int
 ) -> list[Frame]:
     """Run tasks over the state of each shard, and over rows in the layers below."""
     layers = reversed(model.layers.since(model.persisted, since))
@@ -51,5 +51,5 @@ def run(
     ]
 
 
-def _below(shards: Shards, model: ModelState) -> list[ShardStates]:
+def _below(shards: PersistedShards, model: ModelState) -> list[ShardStates]:
     return [as_shard_states(shards.rows(layer.persisted)) for layer in model.layers.below]

@@ -2,23 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
 from sparkdl.allreduce.cluster import Cluster
+from sparkdl.allreduce.transport.base import Transport
 from sparkdl.data.store.build import PartitionStore
 
 _MOST_MOVES = 3  # so often partitions are moved after a loss: an executor may be there, and take no tasks
-
-
-class Placed(Protocol):
-    """What decides where partitions are; see :class:`sparkdl.allreduce.transport.base.Transport`."""
-
-    @property
-    def is_joining(self) -> bool:
-        """Whether executors that have come are not ready yet."""
-
-    def forget(self, partition: int) -> None:
-        """Let a partition be built again wherever a task slot is free."""
 
 
 class Spreading:
@@ -30,7 +18,7 @@ class Spreading:
         transport: lets a partition be built again where there is room.
     """
 
-    def __init__(self, cluster: Cluster, store: PartitionStore, transport: Placed) -> None:
+    def __init__(self, cluster: Cluster, store: PartitionStore, transport: Transport) -> None:
         self._cluster = cluster
         self._store = store
         self._transport = transport

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from sparkdl.access.base import Access, Published
-from sparkdl.allreduce.cluster import Cluster, SparkCluster
+from sparkdl.allreduce.cluster import Cluster
 from sparkdl.allreduce.engine import Engine
 from sparkdl.allreduce.state import Weights
 from sparkdl.compute.spec import FitSpec
@@ -80,7 +80,7 @@ def shipped(access: Access, store: PartitionStore, spec: FitSpec) -> Iterator[Sh
     under_way: BaseException | None = None
     try:
         profile = task_profile(access, store.executors, partitions)
-        cluster = SparkCluster(access, profile)
+        cluster = Cluster(access, profile)
         weights = Weights(cluster, first.params.numpy(), first.buffers(), first.counters())
         ship = Shipped(
             access=access,

@@ -12,6 +12,7 @@ import pytest
 
 from sparkdl.access.stages import Host
 from sparkdl.allreduce import messages
+from sparkdl.allreduce.cluster import in_excess
 from sparkdl.allreduce.messages import Problems
 from sparkdl.allreduce.plan import LONGEST_GROUP
 from sparkdl.allreduce.spreading import Spreading
@@ -22,7 +23,6 @@ from sparkdl.allreduce.transport.direct.task import Rendezvous
 from sparkdl.allreduce.transport.direct.transport import DirectTransport
 from sparkdl.compute.problems import LostPeer
 from sparkdl.compute.start import ModelVersion, Start
-from sparkdl.data.store.placement import in_excess
 from sparkdl.session import Executors
 from sparkdl.wire import frame
 

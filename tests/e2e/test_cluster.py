@@ -32,10 +32,9 @@ from torchmetrics.classification import MulticlassAccuracy
 from sparkdl import Dataset, Trainer, session
 from sparkdl._spark.jobs import FrameJobs
 from sparkdl.access import access_to
-from sparkdl.allreduce.cluster import SparkCluster
+from sparkdl.allreduce.cluster import Cluster
 from sparkdl.allreduce.spreading import Spreading
 from sparkdl.data.store.partition import Token
-from sparkdl.data.store.placement import crowded
 from sparkdl.data.streams import Dealt
 from sparkdl.optim import LAMB, ClipByNorm
 from sparkdl.train import EMA, Hook, MaxIteration
@@ -210,23 +209,24 @@ def test_an_executor_killed_while_training_changes_no_bit(cluster: Any, tmp_path
 
 def test_partitions_spread_again_once_an_executor_is_back(cluster: Any) -> None:
     access = access_to(cluster)
+    members = Cluster(access)
     with Dataset.from_numpy(X[:ROWS], Y[:ROWS], spark=cluster, num_partitions=2) as data:
         store = data.store()
-        assert crowded(access, store) == []
+        assert members.crowded(store) == []
         os.kill(executor_pids()[0], signal.SIGKILL)
         deadline = time.monotonic() + 60
-        while not crowded(access, store) and time.monotonic() < deadline:
+        while not members.crowded(store) and time.monotonic() < deadline:
             # The partition that was lost is built again on the executor that is left, and stays there.
             built = {Token.from_frame(frame.unpack(found)).executor for found in access.collect(store.tokens)}
             if len(built) == 2 and access.count_executors() == 2:
                 break  # the executor was back first
             time.sleep(0.2)
         transport = SimpleNamespace(is_joining=False, forget=partial(access.forget, store.tokens))
-        spreading = Spreading(SparkCluster(access), store, transport)
+        spreading = Spreading(members, store, transport)
         spreading.lost()
         for _ in range(3):
             spreading.move()
-        assert crowded(access, store) == []
+        assert members.crowded(store) == []
         built = {Token.from_frame(frame.unpack(found)).executor for found in access.collect(store.tokens)}
         assert len(built) == 2
 

@@ -293,7 +293,7 @@ class _Sent:
 
 @dataclass(frozen=True, slots=True)
 class KeptInProcess:
-    """The state of the shards, in this process; see :class:`sparkdl.allreduce.cluster.Shards`."""
+    """The state of the shards, in this process; see :class:`sparkdl.allreduce.persisted.PersistedShards`."""
 
     def fetch(self, kept: ShardStates | None, *, rows: bool = True) -> ShardStates:
         """Return the state of the shards, but for their weights, and rows if so wanted."""

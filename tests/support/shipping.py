@@ -11,7 +11,7 @@ from torch import nn
 
 from sparkdl.access import Access, access_to
 from sparkdl.access.base import Published
-from sparkdl.allreduce.cluster import SparkCluster
+from sparkdl.allreduce.cluster import Cluster
 from sparkdl.allreduce.state import Weights
 from sparkdl.compute.spec import FitSpec
 from sparkdl.compute.worker import FitRef
@@ -58,7 +58,7 @@ def ship(spark, spec):
     shipped = serialize.dumps(spec, "the setup")
     first = FlatModule(serialize.loads(shipped).module, spec.layout)
     sent = access.send(shipped)
-    cluster = SparkCluster(access)
+    cluster = Cluster(access)
     weights = Weights(cluster, first.params.detach().numpy(), first.buffers(), first.counters()).publish()
     fit = FitRef(uuid.uuid4().hex, sent.ref)
     try:
