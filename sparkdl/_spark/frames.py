@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from typing import Any, BinaryIO
 
 from pyspark.serializers import FramedSerializer, NoOpSerializer, pack_long, write_int
@@ -18,17 +17,11 @@ Task = Callable[[int, Iterator[bytes]], Iterable[bytes | Parts]]
 """What runs in a task: (partition, frames in) -> frames out, whole or in parts."""
 
 
-@dataclass(frozen=True, slots=True)
-class Once:
-    """Task that does some work and yields nothing."""
-
-    work: Callable[[], None]
-
-    def __call__(self, _: int, frames: Iterator[bytes]) -> Iterator[bytes]:
-        """Do it."""
-        deque(frames, maxlen=0)
-        self.work()
-        yield from ()
+def do_once(work: Callable[[], None], _: int, frames: Iterator[bytes]) -> Iterator[bytes]:
+    """Do some work and yield nothing: a task, once the work is given."""
+    deque(frames, maxlen=0)
+    work()
+    yield from ()
 
 
 # Keys above 32 bits reach the JVM as Long through py4j, which the key type of the frames needs;

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,7 @@ import cloudpickle
 from pyspark.serializers import NoOpSerializer
 
 from sparkdl._spark.blocks import DRIVER, BlockManager
-from sparkdl._spark.frames import KEY_BASE, FrameSerializer, JavaObject, Once, Task, key, read_all
+from sparkdl._spark.frames import KEY_BASE, FrameSerializer, JavaObject, Task, key, read_all
 from sparkdl._spark.session import live_executors
 from sparkdl.wire.frame import Parts
 
@@ -210,10 +210,6 @@ class FrameJobs:
     def collect(self, frames: JavaObject) -> list[bytes]:
         """Run a job and return its frames, partition by partition."""
         return read_all(self._python_rdd.collectAndServe(frames))
-
-    def run_on_executors(self, work: Callable[[], None], *, profile: JavaObject | None = None) -> None:
-        """Do some work once on each executor that there is now; see :meth:`run_everywhere`."""
-        self.run_everywhere(Once(work), profile=profile)
 
     def run_everywhere(
         self,

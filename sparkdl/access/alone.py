@@ -12,9 +12,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from sparkdl._spark.frames import Task, key
-from sparkdl.access.base import BytesRef, Published
+from sparkdl.access.base import Access, BytesRef, Published
 from sparkdl.access.in_pieces import RESULT, ChainTask, InPieces
-from sparkdl.access.without_rdds import WithoutRdds
 from sparkdl.exceptions import ConfigError
 from sparkdl.session import Executors
 from sparkdl.wire import frame
@@ -90,35 +89,12 @@ class CalledChain:
 
 
 @dataclass(frozen=True, slots=True)
-class AloneAccess(WithoutRdds):
+class AloneAccess(Access):
     """This process as a cluster of one; see :class:`sparkdl.access.base.Access`."""
 
     # of the session that there is not, by name; others have their default
     confs: Mapping[str, str] = field(default_factory=dict)
     longest_chain: int = 1000  # how many steps may be one chain of stages
-
-    @property
-    def moves_tasks(self) -> bool:
-        """Nothing moves."""
-        return False
-
-    @property
-    def driver_host(self) -> str:
-        """Name of this machine."""
-        return "localhost"
-
-    def check(self) -> None:
-        """Do nothing."""
-
-    def check_alive(self) -> None:
-        """Do nothing."""
-
-    def check_files(self) -> None:
-        """Do nothing."""
-
-    def is_alive(self) -> bool:
-        """Return that it is."""
-        return True
 
     def conf(self, name: str, default: str = "") -> str:
         """Return a conf."""
@@ -131,10 +107,6 @@ class AloneAccess(WithoutRdds):
     def count_executors(self, *, look: bool = False) -> int:
         """Return that there is one."""
         return 1
-
-    def profile(self, threads: int) -> None:
-        """Return none."""
-        return
 
     def send(self, data: bytes | bytearray, *, inline: bool = False) -> Published:
         """Return the bytes themselves."""
@@ -154,9 +126,6 @@ class AloneAccess(WithoutRdds):
         sent = [(n, _whole(data)) for n, data in pieces]
         return LazyFrames(partitions, lambda partition: [data for n, data in sent if n == partition])
 
-    def describe(self, description: str | None) -> None:
-        """Do nothing."""
-
     def stage(
         self, parent: LazyFrames, task: Task, broadcasts: Sequence[Any] = (), *, profile: Any = None
     ) -> LazyFrames:
@@ -167,19 +136,11 @@ class AloneAccess(WithoutRdds):
         """Return all frames, partition by partition."""
         return [data for n in range(frames.partitions) for data in frames.read(n)]
 
-    def run_on_executors(self, work: Callable[[], None], *, profile: Any = None) -> None:
-        """Do some work."""
-        work()
-
     def run_everywhere(
         self, task: Task, broadcasts: Sequence[Any] = (), *, times: int = 1, profile: Any = None
     ) -> list[bytes]:
         """Run a task that gets no frames."""
         return [_whole(data) for _ in range(times) for data in task(0, iter(()))]
-
-    def begin_everywhere(self, task: Task, *, times: int = 1, profile: Any = None) -> None:
-        """Do nothing: nobody comes."""
-        return
 
     def chain(self, tokens: LazyFrames, ranks: int, profile: Any) -> CalledChain:
         """Return what runs the stages of one rank."""

@@ -3,19 +3,21 @@
 All of sparkdl reaches a cluster by an :class:`Access`. There are three: RDDs of raw frames, for classic
 sessions (:mod:`sparkdl.access.classic`), DataFrames of frames, for Spark Connect
 (:mod:`sparkdl.access.connect`), and calls in this process (:mod:`sparkdl.access.alone`). Nothing else knows
-which kind of session it has.
+which kind of session it has. What :class:`Access` does by itself is right for sessions without RDDs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 
-from sparkdl._spark.frames import Task
+from sparkdl._spark.frames import Task, do_once
 from sparkdl._spark.tasks import broadcast_value
 from sparkdl.access.in_pieces import ChainTask
+from sparkdl.exceptions import ConfigError
 from sparkdl.session import Executors
 from sparkdl.wire.frame import Buffer, Packed, Parts
 
@@ -126,17 +128,16 @@ class Chain(Protocol):
 class Access(Protocol):
     """A session's cluster, as sparkdl sees it."""
 
-    @property
-    def has_sync(self) -> bool:
-        """Whether an iteration may be jobs of its own: see :meth:`sync`."""
+    has_sync: ClassVar[bool] = False
+    """Whether an iteration may be jobs of its own: see :meth:`sync`."""
 
-    @property
-    def tells_executors(self) -> bool:
-        """Whether it is known at any time, without a job, which executors take tasks."""
+    tells_executors: ClassVar[bool] = False
+    """Whether it is known at any time, without a job, which executors take tasks."""
 
     @property
     def moves_tasks(self) -> bool:
         """Whether tasks of a chain's later stages may run away from the rows of their ranks."""
+        return False
 
     @property
     def longest_chain(self) -> int:
@@ -145,6 +146,7 @@ class Access(Protocol):
     @property
     def driver_host(self) -> str:
         """Name or address of the machine that executors know as the driver's."""
+        return self.conf("spark.driver.host", "localhost")
 
     # -- the session ----------------------------------------------------------------------------
 
@@ -154,6 +156,7 @@ class Access(Protocol):
         Raises:
             ConfigError: if the session was stopped.
         """
+        self.check_alive()
 
     def check_alive(self) -> None:
         """Check that the session can still run jobs.
@@ -161,6 +164,7 @@ class Access(Protocol):
         Raises:
             ConfigError: if it was stopped.
         """
+        return
 
     def check_files(self) -> None:
         """Check that sparkdl's own files on the executors need not be encrypted.
@@ -168,9 +172,11 @@ class Access(Protocol):
         Raises:
             ConfigError: if the session asks for that.
         """
+        return
 
     def is_alive(self) -> bool:
         """Return whether the session can run jobs."""
+        return True
 
     def conf(self, name: str, default: str = "") -> str:
         """Return a conf of the session."""
@@ -188,9 +194,11 @@ class Access(Protocol):
 
     def ask_for_executors(self, total: int) -> bool:
         """Ask the cluster for so many executors; return whether it takes such wishes."""
+        return False
 
     def profile(self, threads: int) -> Any:
         """Return the resource profile of tasks of so many threads; ``None`` where there can be none."""
+        return None
 
     # -- sending --------------------------------------------------------------------------------
 
@@ -210,17 +218,21 @@ class Access(Protocol):
 
     def one_task(self, data: bytes | Parts) -> Frames:
         """Return a small frame of the driver's, for a job of one task."""
+        return self.scattered([(0, data)], 1)
 
     # -- tasks ----------------------------------------------------------------------------------
 
     def inherited(self, run: Callable[..., T]) -> Callable[..., T]:
         """Return a function that runs in another thread with the confs of jobs of this one."""
+        return run
 
     def in_pool(self, name: str) -> AbstractContextManager[None]:
         """Let the jobs of this thread run in a pool of a fair scheduler, where the session has one."""
+        return nullcontext()
 
     def describe(self, description: str | None) -> None:
         """Name the jobs that follow in the Spark UI."""
+        return
 
     def stage(
         self, parent: Frames, task: Task, broadcasts: Sequence[Any] = (), *, profile: Any = None
@@ -239,6 +251,7 @@ class Access(Protocol):
 
     def run_on_executors(self, work: Callable[[], None], *, profile: Any = None) -> None:
         """Do some work at least once on each executor that there is now."""
+        self.run_everywhere(partial(do_once, work), profile=profile)
 
     def run_everywhere(
         self, task: Task, broadcasts: Sequence[Any] = (), *, times: int = 1, profile: Any = None
@@ -247,6 +260,7 @@ class Access(Protocol):
 
     def begin_everywhere(self, task: Task, *, times: int = 1, profile: Any = None) -> RunningJob | None:
         """Begin to run a task without frames on each executor; ``None`` where a job must end first."""
+        return None
 
     def chain(self, tokens: Frames, ranks: int, profile: Any) -> Chain:
         """Return what runs chains of stages over a partition store."""
@@ -273,6 +287,11 @@ class Access(Protocol):
         Raises:
             ConfigError: if the session has no such jobs.
         """
+        raise ConfigError(
+            "exchange='driver' needs RDDs, which this session has not; take another exchange, or fit in a "
+            "classic session",
+            code="config-connect",
+        )
 
     # -- keeping --------------------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ from sparkdl._spark import session as private
 from sparkdl._spark.frames import JavaObject, Task, frames_of, key
 from sparkdl._spark.jobs import FrameJobs, SubmittedJob
 from sparkdl._spark.tasks import broadcast_id
-from sparkdl.access.base import DYNAMIC, BytesRef, Published
+from sparkdl.access.base import DYNAMIC, Access, BytesRef, Published
 from sparkdl.access.in_pieces import RESULT, STATE, ChainTask, InPieces
 from sparkdl.access.stages import ShuffledSync, StageChain, staying
 from sparkdl.session import Executors
@@ -39,7 +39,7 @@ _LOCALITY = "spark.shuffle.reduceLocality.enabled"
 
 
 @dataclass(frozen=True, slots=True)
-class ClassicAccess:
+class ClassicAccess(Access):
     """See :class:`sparkdl.access.base.Access`."""
 
     jobs: FrameJobs  # over RDDs of frames
@@ -58,11 +58,6 @@ class ClassicAccess:
     def moves_tasks(self) -> bool:
         """Whether Spark places tasks by the bytes that they fetch."""
         return self.conf(_LOCALITY, "true") == "true" and not self.jobs.sc.master.startswith("local[")
-
-    @property
-    def driver_host(self) -> str:
-        """Name of the driver's machine."""
-        return self.conf("spark.driver.host", "localhost")
 
     # -- the session ----------------------------------------------------------------------------
 
@@ -179,10 +174,6 @@ class ClassicAccess:
     def collect(self, frames: JavaObject) -> list[bytes]:
         """Run a job and return its frames."""
         return self.jobs.collect(frames)
-
-    def run_on_executors(self, work: Callable[[], None], *, profile: Any = None) -> None:
-        """Do some work once on each executor."""
-        self.jobs.run_on_executors(work, profile=profile)
 
     def run_everywhere(
         self, task: Task, broadcasts: Sequence[Any] = (), *, times: int = 1, profile: Any = None

@@ -126,17 +126,12 @@ class InRounds:
                 yield piece
 
 
-@dataclass(frozen=True, slots=True)
-class MadeInRounds:
-    """A task over frames that have stayed, some pieces of whose frames are sent."""
-
-    task: ChainTask  # makes frames of frames, the same ones each time
-    rounds: InRounds  # which pieces
-
-    def __call__(self, partition: int, pieces: Iterator[bytes]) -> Iterator[bytes]:
-        """Yield the pieces."""
-        made = InPieces(self.task, token=False, keyed=False)(partition, pieces)
-        return self.rounds(partition, (own if isinstance(own, bytes) else frame.join(own) for own in made))
+def made_in_rounds(
+    task: ChainTask, rounds: InRounds, partition: int, pieces: Iterator[bytes]
+) -> Iterator[bytes]:
+    """Yield some pieces of the frames that a task makes of those that stay, each time the same ones."""
+    made = InPieces(task, token=False, keyed=False)(partition, pieces)
+    return rounds(partition, (own if isinstance(own, bytes) else frame.join(own) for own in made))
 
 
 def cut_keyed(

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
@@ -92,23 +93,17 @@ class StageChain:
         """Return the tokens, each followed by empty frames: so many for each rank, the token among them."""
         if self._tokens is None or self._frames != frames:
             self.release()
-            pad = _Pad(frames * self._ranks)
+            pad = partial(_pad, frames * self._ranks)
             self._tokens = self._jobs.stage(self._rows, pad, profile=self._profile)
             self._jobs.persist(self._tokens)
             self._frames = frames
         return self._tokens
 
 
-@dataclass(frozen=True, slots=True)
-class _Pad:
-    """Task that appends empty frames to a token."""
-
-    frames: int  # how many there are then, the token among them
-
-    def __call__(self, _: int, tokens: Iterator[bytes]) -> Iterator[bytes]:
-        """Yield them."""
-        yield from tokens
-        yield from [b""] * (self.frames - 1)
+def _pad(frames: int, _: int, tokens: Iterator[bytes]) -> Iterator[bytes]:
+    """Append empty frames to a token, so that there are so many."""
+    yield from tokens
+    yield from [b""] * (frames - 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +120,7 @@ class Gathered:
 
     task: ChainTask
     tokens: Sequence[Sequence[bytes]]  # what each task gets, in place of frames
-    # whether what leaves goes to the partition of its rank, for :class:`AtHome`; frames for the driver go
+    # whether what leaves goes to the partition of its rank, for :func:`at_home`; frames for the driver go
     # along with the first one's
     by_rank: bool
 
@@ -152,13 +147,9 @@ If what a task has sent is lost, Spark runs it again, alone: it finds no other r
 """
 
 
-@dataclass(frozen=True, slots=True)
-class AtHome:
-    """The task that gets what :class:`Gathered` has sent to a partition, and keeps it there."""
-
-    def __call__(self, partition: int, pieces: Iterator[bytes]) -> Iterator[bytes | Parts]:
-        """Yield keys and pieces."""
-        return cut_keyed(partition, _pairs(joined(pieces)))
+def at_home(partition: int, pieces: Iterator[bytes]) -> Iterator[bytes | Parts]:
+    """Keep what :class:`Gathered` has sent to a partition there: yield keys and pieces."""
+    return cut_keyed(partition, _pairs(joined(pieces)))
 
 
 def _pairs(frames: Iterator[Buffer]) -> Iterator[bytes | Parts]:
@@ -245,7 +236,7 @@ class GatheredStages:
         stage = jobs.stage(jobs.located([host.executor for host in hosts]), run, broadcasts, profile=profile)
         if by_rank:  # a partition for each shard
             shuffled = jobs.shuffle(jobs.keyed(stage), self.ranks)
-            stage = jobs.stage(jobs.values(shuffled), AtHome(), profile=profile)
+            stage = jobs.stage(jobs.values(shuffled), at_home, profile=profile)
         results, persisted = _collect(jobs, stage, shuffled, name, persisted_bytes)
         found = [data for data in results if data != LACKING]
         if len(found) < len(results):

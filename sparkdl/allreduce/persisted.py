@@ -12,7 +12,7 @@ import numpy as np
 
 from sparkdl._spark.errors import explained
 from sparkdl.access.base import Access, Persisted, described
-from sparkdl.access.in_pieces import MORE, ChainTask, InPieces, InRounds, MadeInRounds, heap_of, per_round
+from sparkdl.access.in_pieces import MORE, ChainTask, InPieces, InRounds, heap_of, made_in_rounds, per_round
 from sparkdl.allreduce.messages import Average, Master, OwnedRows
 from sparkdl.allreduce.shard_states import ShardStates
 from sparkdl.wire import frame
@@ -87,7 +87,7 @@ class PersistedShards:
         with described(self.access, f"sparkdl: {doing}"), explained(f"trying to {doing}"):
             for first in count(0, step):
                 in_round = InRounds(wanted, first, first + step)
-                task = in_round if made is None else MadeInRounds(made, in_round)
+                task = in_round if made is None else partial(made_in_rounds, made, in_round)
                 received = self.access.run_on_persisted(persisted, task)
                 pieces += [data for data in received if data != MORE]
                 if MORE not in received:

@@ -9,7 +9,7 @@ import pytest
 
 from sparkdl._spark.frames import key, keyed_by
 from sparkdl.access.in_pieces import RESULT, STATE
-from sparkdl.access.stages import LACKING, AtHome, Gathered, by_executor
+from sparkdl.access.stages import LACKING, Gathered, at_home, by_executor
 from sparkdl.wire import frame
 from sparkdl.wire.pieces import PIECE_BYTES, joined
 
@@ -58,7 +58,7 @@ def run(tokens: list[list[bytes]], ranks: int, lost: int | None = None) -> list[
                 arriving[keyed_by(to)].append(piece)
     made = []
     for rank, pieces in enumerate(arriving):
-        found = [*pairs(map(whole, AtHome()(rank, iter(pieces))))]
+        found = [*pairs(map(whole, at_home(rank, iter(pieces))))]
         keys = dict.fromkeys(keyed_by(to) for to, _ in found)
         by_key = {to: [*joined(piece for own, piece in found if keyed_by(own) == to)] for to in keys}
         made.append([(to, bytes(data)) for to, frames in by_key.items() for data in frames])

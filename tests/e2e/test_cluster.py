@@ -30,6 +30,7 @@ from torch import nn
 from torchmetrics.classification import MulticlassAccuracy
 
 from sparkdl import Dataset, Trainer, session
+from sparkdl._spark.frames import do_once
 from sparkdl._spark.jobs import FrameJobs
 from sparkdl.access import access_to
 from sparkdl.allreduce.cluster import Cluster
@@ -92,7 +93,7 @@ def test_a_task_on_each_executor(cluster: Any) -> None:
     def mark() -> None:
         Path(os.environ["SPARK_LOCAL_DIRS"], "mark").touch()
 
-    jobs.run_on_executors(mark)
+    jobs.run_everywhere(partial(do_once, mark))
     found = [Path(folder, "mark") for folder in marks]
     assert len(found) == 2
     for path in found:

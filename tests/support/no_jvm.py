@@ -205,10 +205,6 @@ class Jobs:
         self.sc.begin_job()
         return [data for partition in range(frames.partitions) for data in frames.read(partition)]
 
-    def run_on_executors(self, work: Callable[[], None], *, profile: Any = None) -> None:
-        with self.sc.task({}):
-            cloudpickle.loads(cloudpickle.dumps(work))()
-
     def run_everywhere(
         self, task: Task, broadcasts: Sequence[Any] = (), *, times: int = 1, profile: Any = None
     ) -> list[bytes]:

@@ -8,7 +8,7 @@ import threading
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -18,14 +18,13 @@ import pyarrow as pa
 
 from sparkdl import session
 from sparkdl._spark.errors import is_job_failure
-from sparkdl._spark.frames import Once, Task
-from sparkdl.access.base import BytesRef, Published
+from sparkdl._spark.frames import Task
+from sparkdl.access.base import Access, BytesRef, Published
 from sparkdl.access.connect.chain import ConnectChain, OnDriver, OnExecutors, numbered, whole
 from sparkdl.access.connect.files import new_files, send_files
 from sparkdl.access.connect.keeping import Keeping, is_lost
 from sparkdl.access.connect.rows import ConnectFrames, by_key
 from sparkdl.access.connect.tasks import ARROW_SCHEMA, SCHEMA, ArrowTask, TaskSpec, Written, in_batches
-from sparkdl.access.without_rdds import WithoutRdds
 from sparkdl.exceptions import ConfigError
 from sparkdl.session import Executors
 from sparkdl.wire.frame import Parts
@@ -68,7 +67,7 @@ def connect_access(spark: SparkSession) -> ConnectAccess:
 
 
 @dataclass(eq=False, slots=True)
-class ConnectAccess(WithoutRdds):
+class ConnectAccess(Access):
     """See :class:`sparkdl.access.base.Access`."""
 
     spark: SparkSession  # the session
@@ -81,16 +80,7 @@ class ConnectAccess(WithoutRdds):
     _released: deque[str] = field(default_factory=partial(deque, maxlen=_TOLD))
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    @property
-    def driver_host(self) -> str:
-        """Name of the server's machine, which need not be this one."""
-        return self.conf("spark.driver.host", "localhost")
-
     # -- the session ----------------------------------------------------------------------------
-
-    def check(self) -> None:
-        """Check that the session can run jobs; its confs are the server's matter."""
-        self.check_alive()
 
     def check_alive(self) -> None:
         """Check that the session can still run jobs."""
@@ -150,10 +140,6 @@ class ConnectAccess(WithoutRdds):
             slots[executor] = slots.get(executor, 0) + 1
         return Executors(max(1, len(slots)), min(slots.values(), default=1))
 
-    def profile(self, threads: int) -> None:
-        """Return no profile: which resources the cluster manager has is unknown."""
-        return
-
     # -- sending --------------------------------------------------------------------------------
 
     @property
@@ -200,9 +186,6 @@ class ConnectAccess(WithoutRdds):
 
     # -- tasks ----------------------------------------------------------------------------------
 
-    def describe(self, description: str | None) -> None:
-        """Do nothing: only the server can name jobs."""
-
     def stage(
         self, parent: ConnectFrames, task: Task, broadcasts: Sequence[Any] = (), *, profile: Any = None
     ) -> ConnectFrames:
@@ -231,23 +214,15 @@ class ConnectAccess(WithoutRdds):
         pieces = table.column("frame").to_pylist()
         return [(key, HEAD.unpack_from(piece)[0], piece) for key, piece in zip(keys, pieces, strict=True)]
 
-    def run_on_executors(self, work: Callable[[], None], *, profile: Any = None) -> None:
-        """Do some work at least once on each executor."""
-        self.run_everywhere(Once(work))
-
     def run_everywhere(
         self, task: Task, broadcasts: Sequence[Any] = (), *, times: int = 1, profile: Any = None
     ) -> list[bytes]:
         """Run a task in each slot, and on each executor so many times, if Spark spreads tasks evenly."""
         offered = self._offered or self.executors()
         tasks = offered.count * max(times, offered.tasks)
-        job = ArrowTask(TaskSpec(_Lingering(task), reads=False, unlink=self.outdated))
+        job = ArrowTask(TaskSpec(partial(_linger, task), reads=False, unlink=self.outdated))
         df = self.spark.range(0, tasks, 1, tasks).mapInArrow(job, SCHEMA)
         return [whole(data) for data in joined(self._pieces(df))]
-
-    def begin_everywhere(self, task: Task, *, times: int = 1, profile: Any = None) -> None:
-        """Do nothing: a client's call ends with its job."""
-        return
 
     def chain(self, tokens: ConnectFrames, ranks: int, profile: Any) -> ConnectChain:
         """Return what runs groups over a partition store."""
@@ -335,15 +310,10 @@ class ConnectAccess(WithoutRdds):
             )
 
 
-@dataclass(frozen=True, slots=True)
-class _Lingering:
-    """Runs a task and stays for a moment, so that others get the other slots."""
-
-    task: Task
-
-    def __call__(self, partition: int, frames: Iterator[Any]) -> Iterator[bytes | Parts]:
-        yield from self.task(partition, frames)
-        time.sleep(_LINGER_SECONDS)
+def _linger(task: Task, partition: int, frames: Iterator[Any]) -> Iterator[bytes | Parts]:
+    """Run a task and stay for a moment, so that others get the other slots."""
+    yield from task(partition, frames)
+    time.sleep(_LINGER_SECONDS)
 
 
 def _occupy(_: int, frames: Iterator[Any]) -> Iterator[bytes]:

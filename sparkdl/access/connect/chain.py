@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from sparkdl._spark.errors import tolerated
 from sparkdl._spark.frames import Task
+from sparkdl.access.base import Access
 from sparkdl.access.connect.files import KeptFile
 from sparkdl.access.connect.rows import ConnectFrames, by_key
-from sparkdl.access.connect.tasks import LOST, SCHEMA, ArrowTask, Leaving, OverKept, Round, TaskSpec
+from sparkdl.access.connect.tasks import LOST, SCHEMA, ArrowTask, Round, TaskSpec, leaving, over_kept
 from sparkdl.access.in_pieces import RESULT, ChainTask, per_round
 from sparkdl.exceptions import TaskError
 from sparkdl.wire.frame import Buffer
@@ -28,35 +29,15 @@ Row = tuple[int, int, bytes]
 _ATTEMPTS = 3  # so often the files of a group are looked for: a task may run elsewhere once
 
 
-class Runs(Protocol):
-    """What chains need of :class:`sparkdl.access.connect.access.ConnectAccess`."""
+class Runs(Access, Protocol):
+    """Access that chains need: :class:`sparkdl.access.connect.access.ConnectAccess`."""
 
     @property
     def outdated(self) -> Sequence[str]:
-        """Files that executors may delete."""
-
-    def stage(
-        self, parent: ConnectFrames, task: Task, broadcasts: Sequence[Any] = (), *, profile: Any = None
-    ) -> ConnectFrames:
-        """Return the frames that a task makes of each partition."""
-
-    def collect(self, frames: ConnectFrames) -> list[bytes]:
-        """Run a job and return its frames."""
+        """Names of the files that tasks may delete."""
 
     def rows_of(self, frames: ConnectFrames) -> list[Row]:
         """Run a job and return the key, the source and the piece of each row."""
-
-    def run_on_executors(self, work: Callable[[], None], *, profile: Any = None) -> None:
-        """Do some work at least once on each executor."""
-
-    def persist(self, frames: ConnectFrames) -> None:
-        """Keep frames on the executors that compute them."""
-
-    def unpersist(self, frames: ConnectFrames) -> None:
-        """Stop keeping frames."""
-
-    def forget(self, frames: ConnectFrames, partition: int) -> None:
-        """Let the next job compute the frames again."""
 
 
 @dataclass(eq=False, slots=True)
@@ -70,7 +51,7 @@ class OnExecutors:
         """Run a task over the pieces of each shard."""
         for _ in range(_ATTEMPTS):
             found = self.chain.access.collect(
-                self.chain.access.stage(self.chain.tokens, OverKept(task, self.file))
+                self.chain.access.stage(self.chain.tokens, partial(over_kept, task, self.file))
             )
             if LOST not in found:
                 return found
@@ -130,9 +111,9 @@ class ConnectChain:
             self._groups += 1
             file = KeptFile(self._folder, f"group-{self._groups}", tuple(sorted(self.alive)))
             persisted = OnExecutors(self, file)
-        leaving = Leaving(task, persisted.file if persisted is not None else None)
+        run = partial(leaving, task, persisted.file if persisted is not None else None)
         found: list[Buffer] = list(
-            self.access.collect(self.access.stage(self.tokens, leaving, profile=self.profile))
+            self.access.collect(self.access.stage(self.tokens, run, profile=self.profile))
         )
         if persisted is not None:
             self.alive.add(persisted.file.name)

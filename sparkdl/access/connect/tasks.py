@@ -165,27 +165,22 @@ def _batch(keys: list[int], pieces: list[bytes]) -> pa.RecordBatch:
 # -- what stays ---------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Leaving:
-    """The task of a chain's only stage: frames for the driver are sent, the others stay in a file."""
-
-    task: Task  # yields keys and frames in turn
-    file: KeptFile | None  # where frames stay; ``None`` if none do
-
-    def __call__(self, partition: int, frames: Iterator[Any]) -> Iterator[bytes | Parts]:
-        """Yield the frames for the driver."""
-        if self.file is None:
-            yield from (data for to, data in _pairs(self.task(partition, frames)) if to == RESULT)
-            return
-        with self.file.writing(partition) as write:
-            number = 0
-            for to, data in _pairs(self.task(partition, frames)):
-                if to == RESULT:
-                    yield data
-                    continue
-                for piece in pieces_of(partition, number, data, _PIECE_BYTES):
-                    write(piece)
-                number += 1
+def leaving(
+    task: Task, file: KeptFile | None, partition: int, frames: Iterator[Any]
+) -> Iterator[bytes | Parts]:
+    """Run the task of a chain's only stage: frames for the driver are sent, the others stay in the file."""
+    if file is None:
+        yield from (data for to, data in _pairs(task(partition, frames)) if to == RESULT)
+        return
+    with file.writing(partition) as write:
+        number = 0
+        for to, data in _pairs(task(partition, frames)):
+            if to == RESULT:
+                yield data
+                continue
+            for piece in pieces_of(partition, number, data, _PIECE_BYTES):
+                write(piece)
+            number += 1
 
 
 def _pairs(frames: Iterable[bytes | Parts]) -> Iterator[tuple[int, bytes | Parts]]:
@@ -195,18 +190,11 @@ def _pairs(frames: Iterable[bytes | Parts]) -> Iterator[tuple[int, bytes | Parts
         yield keyed_by(to), next(stream)
 
 
-@dataclass(frozen=True, slots=True)
-class OverKept:
-    """Runs a task over the pieces that have stayed in a file."""
-
-    task: Task
-    file: KeptFile
-
-    def __call__(self, partition: int, frames: Iterator[Any]) -> Iterator[bytes | Parts]:
-        """Yield what the task yields, or that there is no such file here."""
-        deque(frames, maxlen=0)
-        pieces = self.file.read(partition)
-        if pieces is None:
-            yield LOST
-        else:
-            yield from self.task(partition, pieces)
+def over_kept(task: Task, file: KeptFile, partition: int, frames: Iterator[Any]) -> Iterator[bytes | Parts]:
+    """Run a task over the pieces that have stayed in a file, or say that there is no such file here."""
+    deque(frames, maxlen=0)
+    pieces = file.read(partition)
+    if pieces is None:
+        yield LOST
+    else:
+        yield from task(partition, pieces)
