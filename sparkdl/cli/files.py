@@ -45,7 +45,7 @@ class Files:
         return {name: _nulls(self._data, name) for name in columns}
 
     def distinct(self, column: str, most: int) -> list[Any]:
-        """Return the different values of a column without null."""
+        """Return the different values of a column without null; ``most`` is for tables of Spark."""
         values: list[Any] = pc.unique(self._column(column)).drop_null().to_pylist()
         return values
 

@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 from math import isfinite
 from typing import Any, Literal
 
+from sparkdl.cli.catalog import CatalogTable
 from sparkdl.cli.delimited import Csv
 from sparkdl.cli.files import Files
-from sparkdl.cli.source import ColumnSource, Kind
+from sparkdl.cli.source import Kind
 from sparkdl.exceptions import ConfigError, DataError
 
 Task = Literal["classification", "regression"]
@@ -63,7 +64,7 @@ def read_table(
 
 
 def table_of(
-    source: ColumnSource,
+    source: Files | CatalogTable,
     label: str,
     features: Sequence[str] | None = None,
     task: Task | None = None,
@@ -133,7 +134,7 @@ def _scale(files: Files, table: Table) -> tuple[float, float] | None:
     return mean, deviation or 1.0
 
 
-def _check_nulls(source: ColumnSource, names: Sequence[str]) -> None:
+def _check_nulls(source: Files | CatalogTable, names: Sequence[str]) -> None:
     bad = [f"{name} ({count})" for name, count in source.nulls(names).items() if count]
     if bad:
         raise DataError(
@@ -143,7 +144,7 @@ def _check_nulls(source: ColumnSource, names: Sequence[str]) -> None:
         )
 
 
-def _task(source: ColumnSource, label: str, task: Task | None) -> tuple[Task, tuple[str, ...]]:
+def _task(source: Files | CatalogTable, label: str, task: Task | None) -> tuple[Task, tuple[str, ...]]:
     """Return what to do with a label of this type, and its classes."""
     kind = source.kinds[label]
     if kind.family != "text" and not kind.is_number:
@@ -169,7 +170,7 @@ def _task(source: ColumnSource, label: str, task: Task | None) -> tuple[Task, tu
     return "classification", tuple(_text(value) for value in sorted(values))
 
 
-def _note(source: ColumnSource, label: str) -> str:
+def _note(source: Files | CatalogTable, label: str) -> str:
     """Say that a label of fractions has few whole values, which may be classes; empty if it has not."""
     if source.kinds[label].family != "fraction":
         return ""

@@ -1,10 +1,9 @@
-"""The rows that a starter is written for: the same questions to files and to tables of Spark."""
+"""The types of columns that a starter is written for, in files and in tables of Spark."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Literal
 
 Family = Literal["text", "boolean", "integer", "fraction", "decimal", "date", "other"]
 UNFIT = {
@@ -28,28 +27,3 @@ class Kind:
     def is_number(self) -> bool:
         """Whether its values are numbers or booleans."""
         return self.family in ("boolean", "integer", "fraction", "decimal")
-
-
-class ColumnSource(Protocol):
-    """Rows in columns of one type each."""
-
-    @property
-    def name(self) -> str:
-        """Name for messages."""
-
-    @property
-    def address(self) -> str:
-        """Name by which the script finds them."""
-
-    @property
-    def kinds(self) -> Mapping[str, Kind]:
-        """The type of each column, in their order."""
-
-    def count(self) -> int:
-        """Return the number of rows."""
-
-    def nulls(self, columns: Sequence[str]) -> dict[str, int]:
-        """Return the number of nulls in each of these columns."""
-
-    def distinct(self, column: str, most: int) -> list[Any]:
-        """Return the different values of a column without null; if more than ``most``, at least one more."""

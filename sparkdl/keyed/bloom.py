@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from sparkdl.exceptions import ConfigError
 from sparkdl.keyed.entries import ROW
 from sparkdl.keyed.mix import Ids, mix, pages_of
-from sparkdl.keyed.store import EntryStore
+from sparkdl.keyed.store import MemoryStore
+from sparkdl.keyed.tiers import TieredStore
 from sparkdl.wire.frame import Array
 
 CELLS = 256
@@ -82,7 +83,7 @@ class LookupCounts(NamedTuple):
 
 def count(
     bloom: CountingBloom,
-    store: EntryStore,
+    store: MemoryStore | TieredStore,
     ids: Ids,
     counts: NDArray[np.int64],
     iteration: int,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,63 +35,11 @@ class Counted(NamedTuple):
     before: NDArray[np.int64]
 
 
-class EntryStore(Protocol):
-    """Entries by number: 0 for the first id that was added, 1 for the next, and so on."""
-
-    @property
-    def names(self) -> Sequence[str]:
-        """Names of the columns; one is that of the rows themselves."""
-
-    @property
-    def rows(self) -> int:
-        """How many entries have a row."""
-
-    @property
-    def at_once(self) -> int:
-        """Entries that may be copied at a time."""
-
-    def __len__(self) -> int:
-        """Return how many entries there are."""
-
-    def find(self, ids: Ids) -> Places:
-        """Return the number of each id; -1 for those that are not there."""
-
-    def number(self, ids: Ids) -> Places:
-        """Return the number of each id, each given once; those that are not there get one."""
-
-    def heads(self, numbers: Places) -> EntryHeads:
-        """Return copies of entries, but for their rows."""
-
-    def late(self, since: int) -> Places:
-        """Return the numbers of entries that were looked up since so many completed iterations."""
-
-    def note(self, numbers: Places, counts: NDArray[np.int64], last: NDArray[np.int64] | int) -> None:
-        """Write how often entries were looked up, and when."""
-
-    def count(self, numbers: Places, counts: NDArray[np.int64], iteration: int) -> Counted:
-        """Count look-ups; return what is known of the entries now."""
-
-    def admitted(self, numbers: Places) -> NDArray[np.bool_]:
-        """Return which entries have a row."""
-
-    def read(self, numbers: Places, names: Sequence[str] | None = None) -> dict[str, Array]:
-        """Return copies of columns, all by default, of entries that have a row, each given once."""
-
-    def write(self, numbers: Places, columns: Mapping[str, Array]) -> None:
-        """Write columns of entries that have a row, each given once."""
-
-    def admit(self, numbers: Places, columns: Mapping[str, Array]) -> None:
-        """Give entries their row; other columns are zero."""
-
-    def extend(self, fresh: FreshState) -> None:
-        """Have further columns, of which a function tells the values from the rows."""
-
-    def keep(self, chosen: NDArray[np.bool_]) -> None:
-        """Have some entries alone; their numbers become smaller, in the same order."""
-
-
 class MemoryStore:
-    """Entries in memory; a row has a place, which entries without a row have not."""
+    """Entries by number, in memory: 0 for the first id that was added, 1 for the next, and so on.
+
+    A row has a place, which entries without a row have not.
+    """
 
     def __init__(self, width: int, dtype: np.dtype[np.generic]) -> None:
         self._slots = SlotTable()
@@ -100,7 +48,7 @@ class MemoryStore:
 
     @property
     def names(self) -> Sequence[str]:
-        """Names of the columns."""
+        """Names of the columns; one is that of the rows themselves."""
         return self._columns.names
 
     @property
@@ -118,11 +66,11 @@ class MemoryStore:
         return len(self._slots)
 
     def find(self, ids: Ids) -> Places:
-        """Return the number of each id, or -1."""
+        """Return the number of each id; -1 for those that are not there."""
         return self._slots.find(ids)
 
     def number(self, ids: Ids) -> Places:
-        """Return the number of each id; new ones get one."""
+        """Return the number of each id, each given once; those that are not there get one."""
         numbers = self._slots.find(ids)
         new = numbers < 0
         if new.any():
@@ -151,7 +99,7 @@ class MemoryStore:
         self._last.values[numbers] = last
 
     def count(self, numbers: Places, counts: NDArray[np.int64], iteration: int) -> Counted:
-        """Count look-ups."""
+        """Count look-ups; return what is known of the entries now."""
         total = self._counts.values[numbers] + counts
         before = self._last.values[numbers]
         self.note(numbers, total, iteration)
@@ -163,25 +111,25 @@ class MemoryStore:
         return there
 
     def read(self, numbers: Places, names: Sequence[str] | None = None) -> dict[str, Array]:
-        """Return copies of columns."""
+        """Return copies of columns, all by default, of entries that have a row, each given once."""
         return self._columns.read(self._places.values[numbers], names)
 
     def write(self, numbers: Places, columns: Mapping[str, Array]) -> None:
-        """Write columns."""
+        """Write columns of entries that have a row, each given once."""
         self._columns.write(self._places.values[numbers], columns)
 
     def admit(self, numbers: Places, columns: Mapping[str, Array]) -> None:
-        """Give entries their row."""
+        """Give entries their row; other columns are zero."""
         first = len(self._columns)
         self._columns.add(columns)
         self._places.values[numbers] = np.arange(first, len(self._columns))
 
     def extend(self, fresh: FreshState) -> None:
-        """Have further columns."""
+        """Have further columns, of which a function tells the values from the rows."""
         self._columns.extend(fresh)
 
     def keep(self, chosen: NDArray[np.bool_]) -> None:
-        """Have some entries alone; the last rows take the places of those that go."""
+        """Have some entries alone, in the same order; the last rows take the places of those that go."""
         size = len(self)
         freed = self._places.values[:size][~chosen]
         freed = np.sort(freed[freed != _NONE])

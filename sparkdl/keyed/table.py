@@ -15,7 +15,7 @@ from sparkdl.keyed.columns import FreshState, Places, blocks
 from sparkdl.keyed.entries import ROW, Entries
 from sparkdl.keyed.memory import RowMemory
 from sparkdl.keyed.mix import Ids, initial_rows
-from sparkdl.keyed.store import EntryStore, MemoryStore
+from sparkdl.keyed.store import MemoryStore
 from sparkdl.keyed.tiers import TieredStore
 from sparkdl.wire.frame import Array
 
@@ -75,7 +75,7 @@ class KeyedTable:
         self._logged = 0
         self._recent: tuple[Ids, Places] = np.empty(0, np.int64), np.empty(0, np.int64)
         width, dtype = self.rule.width, np.dtype(self.rule.dtype)
-        self._store: EntryStore = (
+        self._store: MemoryStore | TieredStore = (
             MemoryStore(width, dtype) if self._memory is None else TieredStore(width, dtype, self._memory)
         )
         rule = self.rule

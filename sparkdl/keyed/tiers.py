@@ -34,7 +34,7 @@ _MOST = np.iinfo(np.int32).max // 2  # the file has twice as many places
 
 
 class TieredStore:
-    """Entries of which memory holds a part; see :class:`~sparkdl.keyed.store.EntryStore`."""
+    """Entries of which memory holds a part; otherwise as a :class:`~sparkdl.keyed.store.MemoryStore`."""
 
     def __init__(
         self, width: int, dtype: np.dtype[np.generic], memory: RowMemory, names: Sequence[str] = (ROW,)
