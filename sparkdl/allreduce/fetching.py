@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from sparkdl.access.in_pieces import ChainTask
 from sparkdl.allreduce.persisted import PersistedShards
-from sparkdl.allreduce.row_layers import ChangedRows, as_shard_states, complete
+from sparkdl.allreduce.row_layers import as_shard_states, complete, pass_changed_rows
 from sparkdl.allreduce.shard_states import ShardStates, joined_rows, unpacked
 from sparkdl.allreduce.state import ModelState
 from sparkdl.keyed.entries import Entries
@@ -25,7 +26,7 @@ def changes(shards: PersistedShards, model: ModelState, since: int) -> list[Shar
     The layers are for :func:`~sparkdl.allreduce.row_layers.complete`, to be put above those of that time.
     """
     above = [
-        as_shard_states(shards.rows(layer.persisted, ChangedRows(since)))
+        as_shard_states(shards.rows(layer.persisted, partial(pass_changed_rows, since)))
         for layer in model.layers.since(model.persisted, since)
     ]
     state = shards.fetch(model.persisted, rows=False)

@@ -83,17 +83,11 @@ class RowLayers:
         return RowLayers(below, iteration, self.changed + changed, entries)
 
 
-@dataclass(frozen=True, slots=True)
-class ChangedRows:
-    """A task that passes on, of the rows that stay with a shard, those that have changed."""
-
-    since: int
-
-    def __call__(self, index: int, frames: Iterator[Buffer]) -> Iterator[Parts]:
-        """Yield a frame."""
-        for data in frames:
-            if is_of_rows(data):
-                yield changed_rows(data, self.since)
+def pass_changed_rows(since: int, index: int, frames: Iterator[Buffer]) -> Iterator[Parts]:
+    """Pass on, of the rows that stay with a shard, those that have changed; a task has ``since`` given."""
+    for data in frames:
+        if is_of_rows(data):
+            yield changed_rows(data, since)
 
 
 def changed_rows(data: Buffer, since: int) -> Parts:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -101,22 +102,15 @@ class _StoredShare(StoreSource):
 
     def tokens(self, access: Access, plan: TablePlan, store: str, partitions: Partitions) -> Frames:
         """See :class:`sparkdl.data.store.build.StoreSource`."""
-        return access.stage(self._data.store().tokens, _Select(self._share), [])
+        return access.stage(self._data.store().tokens, partial(_select, self._share), [])
 
 
-@dataclass(frozen=True, slots=True)
-class _Select:
-    """Task that takes a share of its partition."""
-
-    share: RowShare
-
-    def __call__(self, partition: int, frames: Iterator[bytes]) -> Iterator[bytes | Parts]:
-        """Yield the token of the share."""
-        for data in frames:
-            token = Token.from_frame(frame.unpack(data))
-            seed = seeding.derive(seeding.ORDER, self.share.seed, partition) % (1 << 62)
-            own = replace(self.share, seed=seed)
-            yield store.view_of(token, own.name, own.rows(token.rows)).to_frame()
+def _select(share: RowShare, partition: int, frames: Iterator[bytes]) -> Iterator[bytes | Parts]:
+    """Take a share of a partition: yield its token."""
+    for data in frames:
+        token = Token.from_frame(frame.unpack(data))
+        own = replace(share, seed=seeding.derive(seeding.ORDER, share.seed, partition) % (1 << 62))
+        yield store.view_of(token, own.name, own.rows(token.rows)).to_frame()
 
 
 _HASHES = 1 << 20

@@ -11,6 +11,7 @@ import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -123,29 +124,24 @@ class Labelling:
                 yield rows.numbers, self.columns(batch, device)
 
 
-@dataclass(frozen=True, slots=True)
-class Label:
-    """Task that adds soft labels to a partition that a task has just written."""
-
-    labelling: BytesRef
-    plans: tuple[ColumnPlan, ...]
-    keys: frozenset[str]
-    threads: int
-
-    def __call__(self, partition: int, frames: Iterator[bytes]) -> Iterator[bytes | Parts]:
-        """Yield the partition's token."""
-        for data in frames:
-            token = Token.from_frame(frame.unpack(data))
-            if token.rows and not token.error:
-                token = self._labelled(token)
-            yield token.to_frame()
-
-    def _labelled(self, token: Token) -> Token:
-        torch.set_num_threads(self.threads)
-        labelling: Labelling = serialize.loads(self.labelling.read(once=True))
-        started = time.perf_counter()
-        found = store.with_columns(token, self.plans, labelling.batches(token), self.keys)
-        return replace(found, seconds=time.perf_counter() - started)
+def _label(
+    sent: BytesRef,
+    plans: tuple[ColumnPlan, ...],
+    keys: frozenset[str],
+    threads: int,
+    partition: int,
+    frames: Iterator[bytes],
+) -> Iterator[bytes | Parts]:
+    """Add soft labels to a partition that a task has just written; yield its token."""
+    for data in frames:
+        token = Token.from_frame(frame.unpack(data))
+        if token.rows and not token.error:
+            torch.set_num_threads(threads)
+            labelling: Labelling = serialize.loads(sent.read(once=True))
+            started = time.perf_counter()
+            token = store.with_columns(token, plans, labelling.batches(token), keys)
+            token = replace(token, seconds=time.perf_counter() - started)
+        yield token.to_frame()
 
 
 class LabelledSource(StoreSource):
@@ -176,7 +172,7 @@ class LabelledSource(StoreSource):
         available = access.executors()
         threads = threads_per_task(available, partitions) if isinstance(partitions, int) else 1
         keys = frozenset(column.key for column in plan.columns)
-        task = Label(self._sent.ref, self._plans, keys, threads)
+        task = partial(_label, self._sent.ref, self._plans, keys, threads)
         return access.stage(written, task, self._sent.broadcasts, profile=access.profile(threads))
 
     def release(self) -> None:

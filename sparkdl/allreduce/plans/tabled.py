@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -97,7 +98,7 @@ class Tabled:
         step = -1
         *dense, last = self.dense.phases(start, steps)
         forwards = [forward for phase in dense if (forward := _forward_of(phase)) is not None]
-        phases.append(_Ask(forwards[0]))
+        phases.append(partial(_ask, forwards[0]))
         phases.append(_Own(Point(start, 0, True), None, None))
         for phase in dense:
             if _forward_of(phase) is None:
@@ -109,7 +110,7 @@ class Tabled:
             phases.append(_Train(phase, forwards[step + 1] if step + 1 < len(steps) else None))
         arrives = isinstance(phases[-1], _Train)
         directives = steps[-1].directives if arrives else None
-        return [*phases, _Finish(Point(start, len(steps), False), last, directives)]
+        return [*phases, partial(_finish, Point(start, len(steps), False), last, directives)]
 
     def _own(self, start: Start, steps: Sequence[Step], done: int, phase: Phase | None) -> Phase:
         return _Own(Point(start, done, done < len(steps)), steps[done - 1].directives, phase)
@@ -126,16 +127,10 @@ def _forward_of(phase: Phase) -> ForwardBackward | None:
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class _Ask:
-    """Ask the owners for the rows of the group's first step."""
-
-    forward: ForwardBackward
-
-    def __call__(self, me: Participant, inbox: Inbox) -> Iterator[Send]:
-        """Send each owner the ids of its rows."""
-        for rank, wanted in enumerate(_wanted(me, self.forward)):
-            yield ToRank(rank, wanted)
+def _ask(forward: ForwardBackward, me: Participant, inbox: Inbox) -> Iterator[Send]:
+    """Ask the owners for the rows of the group's first step: send each the ids of its rows."""
+    for rank, wanted in enumerate(_wanted(me, forward)):
+        yield ToRank(rank, wanted)
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,24 +195,20 @@ class _Train:
         yield from _beside(me, iter(sends), beside)
 
 
-@dataclass(frozen=True, slots=True)
-class _Finish:
-    """End a group: keep the rows beside weights and state."""
+def _finish(
+    point: Point, dense: Phase, directives: Directives | None, me: Participant, inbox: Inbox
+) -> Iterator[Send]:
+    """End a group: keep the rows beside what the plan of the weights, ``dense``, keeps.
 
-    point: Point  # where the rows are then
-    dense: Phase  # what the plan of the weights does
-    # instructions for the step whose gradients have arrived; ``None`` if none have
-    directives: Directives | None
-
-    def __call__(self, me: Participant, inbox: Inbox) -> Iterator[Send]:
-        """Send what stays, and the messages of the plan of the weights."""
-        inbox = _opened(inbox)
-        owner = _advance(me, inbox, self.point, self.directives)
-        start = self.point.start
-        changed = owned_rows.changes(owner, start.version.iteration if start.changes else 0)
-        owned_rows.leave_base(me, self.point, owner)
-        yield from self.dense(me, inbox)
-        yield Stay(changed)
+    The rows are at ``point`` then; ``directives`` are for the step whose gradients have arrived, if any have.
+    """
+    inbox = _opened(inbox)
+    owner = _advance(me, inbox, point, directives)
+    start = point.start
+    changed = owned_rows.changes(owner, start.version.iteration if start.changes else 0)
+    owned_rows.leave_base(me, point, owner)
+    yield from dense(me, inbox)
+    yield Stay(changed)
 
 
 def _advance(me: Participant, inbox: Inbox, point: Point, directives: Directives | None) -> RowOwner:

@@ -6,6 +6,7 @@ import copy
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -20,7 +21,7 @@ from sparkdl.data.scan.listing import Listing, ScanPlace
 from sparkdl.data.scan.manifest import EVEN, ScanManifest, streams_for
 from sparkdl.data.scan.schema import plan_schema
 from sparkdl.data.scan.storage import Storage
-from sparkdl.data.scan.tasks import FirstRows, ListFiles, PlaceManifest, ReadFooters, checked
+from sparkdl.data.scan.tasks import FirstRows, PlaceManifest, ReadFooters, checked, list_files
 from sparkdl.data.store.build import Partitions, StoreSource
 from sparkdl.data.streams import RowShare
 from sparkdl.exceptions import ConfigError, DataError
@@ -111,7 +112,8 @@ class ScanSource(StoreSource):
     def _files(self) -> Listing:
         """Return the files, and what is known of their columns."""
         if self._listed is None:
-            (found,) = self._run("list the files", self.access.one_task(_ONE), ListFiles(self._place))
+            task = partial(list_files, self._place)
+            (found,) = self._run("list the files", self.access.one_task(_ONE), task)
             self._listed = Listing.of(found)
             self._place = self._place.pinned(self._listed)
         return self._listed

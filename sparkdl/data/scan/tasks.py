@@ -52,16 +52,10 @@ def _answer(work: Callable[[], Parts]) -> Parts:
         return frame.pack({"error": str(error.args[0]), "code": error.code})
 
 
-@dataclass(frozen=True, slots=True)
-class ListFiles:
-    """Lists the files of a scan."""
-
-    place: ScanPlace  # where they are
-
-    def __call__(self, _: int, frames: Iterator[bytes]) -> Iterator[Parts]:
-        """Yield one frame."""
-        list(frames)
-        yield _answer(lambda: attempted(self.place.listed).pack())
+def list_files(place: ScanPlace, _: int, frames: Iterator[bytes]) -> Iterator[Parts]:
+    """List the files of a scan in one frame: a task, once the place is given."""
+    list(frames)
+    yield _answer(lambda: attempted(place.listed).pack())
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,27 +51,20 @@ class LayerSpan:
     backward: bool  # whether it belongs to the backward pass
 
 
-@dataclass(frozen=True, slots=True)
-class ProfileLayers:
-    """The task: trains on a partition's first rows, and sends what the profiler saw."""
-
-    fit: FitRef
-    rows: int
-
-    def __call__(self, _: int, frames: Iterator[Buffer]) -> Iterator[bytes | Parts]:
-        """Yield layers and spans, as a frame."""
-        token = Token.from_frame(frame.unpack(next(frames)))
-        deque(frames, maxlen=0)
-        worker = self.fit.worker()
-        spec = worker.spec
-        columns = in_order(token, size=self.rows).read()
-        batch = make_batch(columns, spec.features, spec.label, spec.weighted, spec.transform, spec.collate)
-        # What is compiled has no layers any more.
-        numerics = replace(spec.numerics, compile=False)
-        device = device_of_task(task_resources())
-        replica = make_replica(spec.module.train(), spec.layout, numerics, device)
-        layers, spans = profile_layers(replica, batch, spec.objective, spec.micro_batch_size)
-        yield frame.pack({"layers": [asdict(x) for x in layers], "spans": [asdict(x) for x in spans]})
+def profile_first_rows(fit: FitRef, rows: int, _: int, frames: Iterator[Buffer]) -> Iterator[bytes | Parts]:
+    """Train on a partition's first rows, and yield layers and spans as the profiler saw them."""
+    token = Token.from_frame(frame.unpack(next(frames)))
+    deque(frames, maxlen=0)
+    worker = fit.worker()
+    spec = worker.spec
+    columns = in_order(token, size=rows).read()
+    batch = make_batch(columns, spec.features, spec.label, spec.weighted, spec.transform, spec.collate)
+    # What is compiled has no layers any more.
+    numerics = replace(spec.numerics, compile=False)
+    device = device_of_task(task_resources())
+    replica = make_replica(spec.module.train(), spec.layout, numerics, device)
+    layers, spans = profile_layers(replica, batch, spec.objective, spec.micro_batch_size)
+    yield frame.pack({"layers": [asdict(x) for x in layers], "spans": [asdict(x) for x in spans]})
 
 
 def profile_layers(

@@ -8,6 +8,7 @@ import statistics
 import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -18,7 +19,7 @@ from sparkdl.train.hooks.base import Hook
 from sparkdl.train.hooks.of_run import none_of_every_run
 from sparkdl.train.hooks.timeline import Timeline
 from sparkdl.train.planning.advice import advice
-from sparkdl.train.planning.layers import ProfileLayers
+from sparkdl.train.planning.layers import profile_first_rows
 from sparkdl.train.planning.rehearsal import SAMPLE_STEPS, Stage, Trains
 from sparkdl.train.recipe import Recipe
 from sparkdl.train.shipped import shipped
@@ -172,7 +173,7 @@ def _layers(
     recipe, module = trainer._recipe, trainer.module
     access, spec = sample.access, recipe.spec(sample, module)
     with shipped(access, sample.store(), spec) as ship, described(access, "sparkdl: profile layers"):
-        task = ProfileLayers(ship.fit, rows)
+        task = partial(profile_first_rows, ship.fit, rows)
         frames = access.stage(ship.store.tokens, task, ship.sent.broadcasts, profile=ship.profile)
         first = frame.unpack(access.collect(frames)[0])
     return list(first.meta["layers"]), list(first.meta["spans"])

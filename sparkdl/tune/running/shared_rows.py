@@ -168,7 +168,7 @@ def _blocks(data: Dataset, name: str, stack: ExitStack) -> tuple[DriverRows, lis
     for token in data.store().partitions:
         size = max(1, BLOCK_BYTES // max(1, token.nbytes // max(token.rows, 1)))
         for first in range(0, token.rows, size):
-            read = _ReadBlock(token.partition, first, size)
+            read = partial(_read_block, token.partition, first, size)
             describe = f"sparkdl tune: read rows of partition {token.partition}"
             found = [
                 message
@@ -194,32 +194,26 @@ def _delete(access: Access, name: str) -> None:
         access.run_on_executors(partial(store.delete_store, name))
 
 
-@dataclass(frozen=True, slots=True)
-class _ReadBlock:
-    """Task that reads some rows of one partition, and nothing of others."""
-
-    partition: int
-    first: int
-    size: int
-
-    def __call__(self, partition: int, frames: Iterator[bytes]) -> Iterator[bytes | Parts]:
-        """Yield them as one frame."""
-        (token,) = [Token.from_frame(frame.unpack(data)) for data in frames]
-        if partition != self.partition:
-            return
-        try:
-            rows = in_order(token, self.first, self.size)
-            columns = rows.read()
-            arrays: dict[str, Array] = {"positions": rows.positions()}
-        except store.PartitionMissingError:
-            yield store.missing(partition)
-            return
-        for key, values in columns.items():
-            if values.dtype == object:
-                arrays[key], arrays[f"{key}{_LENGTHS}"] = ragged.joined(values)
-            else:
-                arrays[key] = values
-        yield frame.pack({"kind": "rows", "partition": partition}, arrays)
+def _read_block(
+    wanted: int, first: int, size: int, partition: int, frames: Iterator[bytes]
+) -> Iterator[bytes | Parts]:
+    """Read some rows of one partition, as one frame, and nothing of others."""
+    (token,) = [Token.from_frame(frame.unpack(data)) for data in frames]
+    if partition != wanted:
+        return
+    try:
+        rows = in_order(token, first, size)
+        columns = rows.read()
+        arrays: dict[str, Array] = {"positions": rows.positions()}
+    except store.PartitionMissingError:
+        yield store.missing(partition)
+        return
+    for key, values in columns.items():
+        if values.dtype == object:
+            arrays[key], arrays[f"{key}{_LENGTHS}"] = ragged.joined(values)
+        else:
+            arrays[key] = values
+    yield frame.pack({"kind": "rows", "partition": partition}, arrays)
 
 
 class _TokenSource(StoreSource):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from sparkdl._spark.errors import tolerated
 from sparkdl._spark.processes import TaskMeeting
 from sparkdl.access.base import Access, described
 from sparkdl.allreduce.transport.direct.peer import Peer
-from sparkdl.allreduce.transport.direct.task import Assemble, Dismiss, Rendezvous
+from sparkdl.allreduce.transport.direct.task import Rendezvous, assemble, dismiss
 from sparkdl.compute.worker import FitRef
 from sparkdl.data.store.build import PartitionStore
 from sparkdl.wire import frame
@@ -91,7 +92,7 @@ class Membership:
                 return
             heard: set[bytes] = set()
             with described(access, "sparkdl: close connections"), tolerated(failed):
-                task = Dismiss(self._fit.fit_id, TaskMeeting(slots))
+                task = partial(dismiss, self._fit.fit_id, TaskMeeting(slots))
                 heard = set(map(bytes, access.run_everywhere(task, times=slots, profile=self._profile)))
             if not heard:  # the others are gone, or the job has failed
                 return
@@ -101,12 +102,12 @@ class Membership:
         access, profile, slots = self._access, self._profile, self._store.executors.tasks
         with described(access, f"{name}, find peers"):
             if self._fit.in_memory and tasks == len(self._store.partitions) and not losses:
-                task = Assemble(self._fit, self._rendezvous, TaskMeeting(1))
+                task = partial(assemble, self._fit, self._rendezvous, TaskMeeting(1))
                 found = access.collect(access.stage(self._store.tokens, task, broadcasts, profile=profile))
             else:
                 # Spark gives a task to the process that has been idle for longest: after a loss there are
                 # perhaps more processes than slots.
-                task = Assemble(self._fit, self._rendezvous, TaskMeeting(slots))
+                task = partial(assemble, self._fit, self._rendezvous, TaskMeeting(slots))
                 times = slots * (1 + min(losses, _MOST_TURNS))
                 found = access.run_everywhere(task, broadcasts, times=times, profile=profile)
         return list({peer.id: peer for peer in (Peer.read(frame.unpack(data)) for data in found)}.values())

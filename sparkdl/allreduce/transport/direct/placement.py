@@ -8,7 +8,7 @@ from typing import Any
 
 from sparkdl.access.base import Access, Chain, RunningJob
 from sparkdl.access.stages import Host
-from sparkdl.allreduce.transport.direct.task import GetReady
+from sparkdl.allreduce.transport.direct.task import get_ready
 from sparkdl.data.store.build import PartitionStore
 
 _READY_SECONDS = 60.0  # so long executors that have come may take to get ready
@@ -81,7 +81,7 @@ class Placement:
             self.release()
             return False
         if self._joining is None:
-            begun = self._access.begin_everywhere(GetReady(), times=tasks, profile=self._profile)
+            begun = self._access.begin_everywhere(get_ready, times=tasks, profile=self._profile)
             self._joining = _Joining(frozenset(there - ready), begun, self._clock() + _READY_SECONDS)
         if not self._joining.is_over(self._clock()):
             return True

@@ -227,50 +227,36 @@ def _most_bytes(worker: Worker) -> int:
     return 4 * layout.nbytes + 16 * buffers + (64 << 20)
 
 
-@dataclass(frozen=True, slots=True)
-class Assemble:
-    """Makes this process a peer, and says which one."""
-
-    fit: FitRef  # the fixed part of the fit
-    rendezvous: Rendezvous  # by which tasks find each other
-    meeting: TaskMeeting  # of the tasks on an executor
-
-    def __call__(self, _: int, frames: Iterator[Buffer]) -> Iterator[bytes | Parts]:
-        """Yield the peer; nothing if this machine cannot listen."""
-        deque(frames, maxlen=0)
-        self.fit.worker()
-        try:
-            yield endpoint_of(self.fit.fit_id, self.rendezvous.secret, self.rendezvous.driver).peer.pack()
-        except OSError:
-            return
-        self.meeting.wait()
+# -- tasks of executors; their last two arguments are what Spark gives them -------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Dismiss:
-    """Ends this process's part in a fit, releases its objects, and says which peer it was."""
-
-    fit_id: str
-    meeting: TaskMeeting
-
-    def __call__(self, _: int, frames: Iterator[Buffer]) -> Iterator[bytes | Parts]:
-        """Yield the id of the peer, if there was one."""
-        deque(frames, maxlen=0)
-        was = close_endpoint(self.fit_id)
-        release_fit(self.fit_id)
-        if was is not None:
-            yield was
-        self.meeting.wait()
+def assemble(
+    fit: FitRef, rendezvous: Rendezvous, meeting: TaskMeeting, _: int, frames: Iterator[Buffer]
+) -> Iterator[bytes | Parts]:
+    """Make this process a peer, and say which one; nothing if this machine cannot listen."""
+    deque(frames, maxlen=0)
+    fit.worker()
+    try:
+        yield endpoint_of(fit.fit_id, rendezvous.secret, rendezvous.driver).peer.pack()
+    except OSError:
+        return
+    meeting.wait()
 
 
-@dataclass(frozen=True, slots=True)
-class GetReady:
-    """Lets a process import what tasks need, which takes seconds; torch imports half of itself in a step."""
+def dismiss(fit_id: str, meeting: TaskMeeting, _: int, frames: Iterator[Buffer]) -> Iterator[bytes | Parts]:
+    """End this process's part in a fit, release its objects, and say which peer it was, if it was one."""
+    deque(frames, maxlen=0)
+    was = close_endpoint(fit_id)
+    release_fit(fit_id)
+    if was is not None:
+        yield was
+    meeting.wait()
 
-    def __call__(self, _: int, frames: Iterator[Buffer]) -> Iterator[bytes | Parts]:
-        """Yield nothing."""
-        deque(frames, maxlen=0)
-        parameter = torch.nn.Parameter(torch.zeros(1))
-        parameter.grad = torch.zeros(1)
-        torch.optim.SGD([parameter], lr=0.0).step()
-        yield from ()
+
+def get_ready(_: int, frames: Iterator[Buffer]) -> Iterator[bytes | Parts]:
+    """Import what tasks need, which takes seconds; torch imports half of itself in a step."""
+    deque(frames, maxlen=0)
+    parameter = torch.nn.Parameter(torch.zeros(1))
+    parameter.grad = torch.zeros(1)
+    torch.optim.SGD([parameter], lr=0.0).step()
+    yield from ()
