@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pyspark.sql import SparkSession
 
 from sparkdl._spark.session import is_connect
 from sparkdl.access.base import Access
 from sparkdl.access.models import ModelAccess
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 __all__ = ["Access", "ModelAccess", "access_to", "models_in"]
 

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from pyspark.sql import DataFrame
 
 from sparkdl._spark.frames import Task, key
 from sparkdl.access.base import Access, BytesRef, Published
@@ -19,9 +21,6 @@ from sparkdl.session import Executors
 from sparkdl.wire import frame
 from sparkdl.wire.frame import Buffer, Parts
 from sparkdl.wire.pieces import joined
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
 
 
 @dataclass(slots=True)

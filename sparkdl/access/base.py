@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 
+from pyspark.sql import DataFrame
+
 from sparkdl._spark.frames import Task, do_once
 from sparkdl._spark.tasks import broadcast_value
 from sparkdl.access.in_pieces import ChainTask
@@ -22,8 +24,6 @@ from sparkdl.session import Executors
 from sparkdl.wire.frame import Buffer, Packed, Parts
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-
     from sparkdl.access.stages import GatheredStages, ShuffledSync
 
 T = TypeVar("T")

@@ -8,9 +8,10 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from pyspark import inheritable_thread_target
+from pyspark.sql import DataFrame, SparkSession
 
 from sparkdl import session
 from sparkdl._spark import session as private
@@ -22,9 +23,6 @@ from sparkdl.access.in_pieces import RESULT, STATE, ChainTask, InPieces
 from sparkdl.access.stages import ShuffledSync, StageChain, staying
 from sparkdl.session import Executors
 from sparkdl.wire.frame import Parts
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
 
 T = TypeVar("T")
 

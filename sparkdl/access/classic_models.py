@@ -5,15 +5,14 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
 
 from sparkdl._spark.folders import HadoopFolders
 from sparkdl._spark.session import is_classic
 from sparkdl._spark.tasks import read_once
 from sparkdl.access.models import digest_of
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
 
 _MAX_BROADCASTS = 16
 

@@ -9,9 +9,9 @@ import hashlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame
 
+if TYPE_CHECKING:
     from sparkdl._spark.folders import HadoopFolders
 
 

@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from pyspark.sql import SparkSession
 
 from sparkdl import html
 from sparkdl.access import Access, access_to
@@ -53,7 +54,6 @@ from sparkdl.wire.frame import Array
 
 if TYPE_CHECKING:
     from pyspark import RDD
-    from pyspark.sql import SparkSession
 
 __all__ = ["Column", "Dataset", "Partitions", "Transform"]
 
@@ -618,8 +618,6 @@ class Dataset:
 
 def _session(spark: SparkSession | None) -> SparkSession:
     """Return a session: the active one by default."""
-    from pyspark.sql import SparkSession
-
     return spark or SparkSession.builder.getOrCreate()
 
 

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from pyspark.sql import Column as SqlColumn
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+from pyspark.sql.types import DataType, StructField
 
 from sparkdl.data.columns import (
     METADATA,
@@ -26,11 +31,6 @@ from sparkdl.data.convert import RowName, from_arrow, from_rows
 from sparkdl.data.sparse import are_vectors, check_dense, of_rows, planned, spread
 from sparkdl.exceptions import ConfigError, DataError
 from sparkdl.wire.frame import Array
-
-if TYPE_CHECKING:
-    from pyspark.sql import Column as SqlColumn
-    from pyspark.sql import DataFrame
-    from pyspark.sql.types import DataType, StructField
 
 _Vectors = dict[str, dict[str, list[Array]]]
 """Indices and values of the rows of sparse columns, by column and part."""
@@ -117,8 +117,6 @@ def plan_dataframe(
 
 
 def _plan_column(df: DataFrame, key: str, column: Column, role: str) -> tuple[ColumnPlan, SqlColumn]:
-    from pyspark.sql import functions as F
-
     fields = {field.name: field for field in df.schema.fields}
     if column.name not in fields:
         raise missing_column(df, column.name, role)
@@ -164,8 +162,6 @@ def _plan_column(df: DataFrame, key: str, column: Column, role: str) -> tuple[Co
 
 def missing_column(df: DataFrame, name: str, role: str) -> DataError:
     """Return the error for a column that is not there; of a struct's field it says how to get one."""
-    from pyspark.sql import types as T
-
     types = {field.name: field.dataType for field in df.schema.fields if not field.name.startswith(_OWN)}
     struct = types.get(name.partition(".")[0])
     remedy = ""
@@ -180,8 +176,6 @@ def missing_column(df: DataFrame, name: str, role: str) -> DataError:
 
 def _part(vector: SqlColumn, part: str) -> SqlColumn:
     """Return the indices or the values of ML vectors, sparse or dense ones, as arrays."""
-    from pyspark.sql import functions as F
-
     plain = F.unwrap_udt(vector)
     values = plain.getField("values")
     if part == "values":
@@ -192,8 +186,6 @@ def _part(vector: SqlColumn, part: str) -> SqlColumn:
 
 def _fill_of(field: StructField) -> float | None:
     """Return what fills the rows of a column of arrays up; ``None`` if its metadata does not say so."""
-    from pyspark.sql import types as T
-
     found = field.metadata.get(METADATA)
     fill = found.get("fill") if isinstance(found, Mapping) else None
     if fill is None or not isinstance(field.dataType, T.ArrayType):
@@ -205,8 +197,6 @@ def _fill_of(field: StructField) -> float | None:
 
 def _arrays_of(df: DataFrame, plan: TablePlan) -> list[str]:
     """Return the keys of planned columns that hold arrays without an explicit shape."""
-    from pyspark.sql import types as T
-
     types = {field.name: field.dataType for field in df.schema.fields}
     return [c.key for c in plan.columns if c.shape is None and isinstance(types[c.source], T.ArrayType)]
 
@@ -234,8 +224,6 @@ def check_unambiguous(df: DataFrame, name: str, role: str) -> None:
 
 def _check_weight(column: Column, data_type: DataType) -> None:
     """Check that a weight is one number per row: an array of one would meet the losses in another shape."""
-    from pyspark.sql import types as T
-
     found = ""
     if isinstance(data_type, T.ArrayType | T.BinaryType | T.UserDefinedType):
         found = f"type {data_type.simpleString()}"
@@ -252,7 +240,6 @@ def _check_weight(column: Column, data_type: DataType) -> None:
 def _kind(data_type: DataType) -> str:
     """Classify a SQL type as numeric, vector or binary, or say why it cannot become a tensor."""
     from pyspark.ml.linalg import VectorUDT
-    from pyspark.sql import types as T
 
     if isinstance(data_type, VectorUDT):
         return "vector"

@@ -6,9 +6,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
 
 from sparkdl import seeding
 from sparkdl._spark.session import is_deterministic
@@ -22,9 +24,6 @@ from sparkdl.data.streams import RowShare
 from sparkdl.exceptions import ConfigError, DataError
 from sparkdl.wire import frame
 from sparkdl.wire.frame import Array, Parts
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
 
 
 def check_share(fraction: Any) -> None:
@@ -122,8 +121,6 @@ def split_by_fraction(df: DataFrame, fraction: float, seed: int) -> tuple[DataFr
     The same rows go to the same side in whatever order they come, equal rows together: both sides are
     computed on their own, and a row that changed sides in between would be lost or seen twice.
     """
-    from pyspark.sql import functions as F
-
     check_repeats(df)
     hashed = F.pmod(F.xxhash64(F.lit(seed), *(quoted(name) for name in df.columns)), F.lit(_HASHES))
     chosen = hashed < F.lit(round(fraction * _HASHES))
@@ -135,8 +132,6 @@ def check_repeats(df: DataFrame, side: str = "") -> None:
 
     ``side`` is a column that says which part a row is in; other columns may change. Empty if all count.
     """
-    from pyspark.sql import functions as F
-
     if is_deterministic(df):
         return
     keys = [(name,) for name in df.columns] + [(name, side) for name in df.columns if side not in ("", name)]

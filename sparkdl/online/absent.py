@@ -6,6 +6,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from pyspark.sql import functions as F
+
 from sparkdl.data.columns import quoted
 from sparkdl.data.dataset import Dataset
 from sparkdl.exceptions import DataError
@@ -34,8 +36,6 @@ def explained(given: Any, rows: Dataset) -> Iterator[None]:
 
 def absent(rows: Any, columns: Sequence[str]) -> list[str]:
     """Return a sentence for each column that has no value in a file, with the first of these files."""
-    from pyspark.sql import functions as F
-
     if not columns:
         return []
     counts = [F.count(quoted(name)).alias(f"c{n}") for n, name in enumerate(columns)]

@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path as LocalPath
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from pyspark.sql import DataFrame
 from torch import nn
 
 from sparkdl import redaction
@@ -33,9 +34,6 @@ from sparkdl.train.hooks.checkpoint import Checkpoint
 from sparkdl.train.options.checks import integer_option, trigger_option
 from sparkdl.train.options.triggers import MaxEpoch, Trigger
 from sparkdl.train.trainer import Trainer
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
 
 _log = logging.getLogger("sparkdl")
 

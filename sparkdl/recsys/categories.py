@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pyspark.sql import DataFrame, Window
+from pyspark.sql import functions as F
 
 from sparkdl.data.columns import quoted
 from sparkdl.exceptions import ConfigError, DataError
 from sparkdl.recsys.checks import check_columns, check_comparable, check_integer, check_new, one_group
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
 
 VALUE, INDEX, COUNT, SHARE = "value", "index", "count", "share"
 """Columns of a table of categories."""
@@ -35,9 +33,6 @@ def count_categories(
         ConfigError: if a limit cannot work.
         DataError: naming the column that is missing.
     """
-    from pyspark.sql import Window
-    from pyspark.sql import functions as F
-
     owner = "count_categories"
     if not columns:
         raise ConfigError(f"{owner}: columns=(): expected at least one column")
@@ -81,8 +76,6 @@ def with_category(
         DataError: naming the column that is missing, there already, or of another type than the table's
             values.
     """
-    from pyspark.sql import functions as F
-
     owner = "with_category"
     if index == share:
         raise ConfigError(f"{owner}: index={index!r}, share={share!r}: expected one new column, or two")

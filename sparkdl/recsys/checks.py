@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+from pyspark.sql.types import DataType
 
 from sparkdl.data.columns import quoted
 from sparkdl.data.schema import check_dataframe, check_unambiguous, same_names
 from sparkdl.exceptions import ConfigError, DataError
 from sparkdl.ml.stages.rowwise import find_field
-
-if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
-    from pyspark.sql.types import DataType
 
 
 def check_columns(df: DataFrame, owner: str, **columns: str) -> None:
@@ -42,15 +41,11 @@ def _type_of(df: DataFrame, name: str) -> DataType:
 
 
 def _may_be_nan(df: DataFrame, name: str) -> bool:
-    from pyspark.sql import types as T
-
     return isinstance(_type_of(df, name), T.FloatType | T.DoubleType)
 
 
 def missing(df: DataFrame, name: str) -> tuple[Column, str]:
     """Return whether a column has no value, and what it has then, in words: pandas has NaN for null."""
-    from pyspark.sql import functions as F
-
     column = quoted(name)
     if _may_be_nan(df, name):
         return column.isNull() | F.isnan(column), "null or NaN"
@@ -59,8 +54,6 @@ def missing(df: DataFrame, name: str) -> tuple[Column, str]:
 
 def check_no_nulls(df: DataFrame, owner: str, *names: str) -> None:
     """Check that columns have no nulls, and no NaN, by a job if they may have some."""
-    from pyspark.sql import functions as F
-
     names = tuple(n for n in names if find_field(df, owner, n).nullable or _may_be_nan(df, n))
     if not names:
         return
@@ -87,8 +80,6 @@ def check_comparable(owner: str, found: tuple[DataFrame, str], other: tuple[Data
 
     So ``"07"`` would be 7, and two strings one number.
     """
-    from pyspark.sql import types as T
-
     kinds = [_type_of(df, name) for df, name in (found, other)]
     families = (T.IntegralType, T.StringType | T.CharType | T.VarcharType)
     if kinds[0] != kinds[1] and not any(all(isinstance(kind, of) for kind in kinds) for of in families):
@@ -104,6 +95,4 @@ def one_group(column: str) -> Column:
 
     Spark logs a warning for each window without a partition, or with a constant one.
     """
-    from pyspark.sql import functions as F
-
     return F.pmod(F.hash(column), F.lit(1))

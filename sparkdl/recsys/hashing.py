@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+from pyspark.sql.types import DataType
 from xxhash import xxh64_intdigest
 
 from sparkdl.data.columns import quoted
 from sparkdl.exceptions import ConfigError, DataError
 from sparkdl.ml.stages.rowwise import find_field
 from sparkdl.recsys.checks import check_columns, check_integer, check_new
-
-if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
-    from pyspark.sql.types import DataType
 
 Values = Sequence[Any] | NDArray[Any]
 Hashes = NDArray[np.uint64]
@@ -65,9 +65,6 @@ def with_hash(
         ConfigError: if there is no column to hash, or ``buckets`` cannot work.
         DataError: naming the column that is missing or of another type.
     """
-    from pyspark.sql import functions as F
-    from pyspark.sql import types as T
-
     _check("with_hash", columns, buckets)
     check_columns(df, "with_hash", **{f"columns[{n}]": name for n, name in enumerate(columns)})
     check_new(df, "with_hash", output=output)
@@ -124,8 +121,6 @@ def collisions(df: DataFrame, *columns: str, buckets: int | None = None, salt: s
         ConfigError: if there is no column to hash, or ``buckets`` cannot work.
         DataError: naming the column that is missing or of another type.
     """
-    from pyspark.sql import functions as F
-
     name = "sparkdl_hash"
     distinct = with_hash(df, name, *columns, buckets=buckets, salt=salt)
     distinct = distinct.select(*(quoted(column) for column in columns), name).distinct()
@@ -141,8 +136,6 @@ def _check(owner: str, columns: Sequence[Any], buckets: int | None) -> None:
 
 
 def _check_type(name: str, data_type: DataType) -> None:
-    from pyspark.sql import types as T
-
     if not isinstance(data_type, T.IntegralType | T.StringType | T.CharType | T.VarcharType | T.BooleanType):
         raise DataError(
             f"with_hash: column {name!r} has type {data_type.simpleString()}, expected integers, strings or "
@@ -153,9 +146,6 @@ def _check_type(name: str, data_type: DataType) -> None:
 
 def _hashed(values: Sequence[Column], types: Sequence[DataType], buckets: int | None, salt: str) -> Column:
     """Return the hash of values, each with a flag: Spark's own hash passes over nulls."""
-    from pyspark.sql import functions as F
-    from pyspark.sql import types as T
-
     parts = [F.lit(salt)]
     for value, found in zip(values, types, strict=True):
         text = isinstance(found, T.StringType | T.CharType | T.VarcharType)

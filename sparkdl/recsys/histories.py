@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pyspark.sql import DataFrame, Window
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
 
 from sparkdl.data.columns import quoted, tensor_metadata
 from sparkdl.exceptions import DataError
 from sparkdl.ml.stages.rowwise import find_field
 from sparkdl.recsys.checks import check_columns, check_integer, check_new, check_no_nulls
 from sparkdl.recsys.splits import time_order
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
 
 _ITEMS = "__sparkdl_items"
 _COUNT = "__sparkdl_count"
@@ -52,10 +51,6 @@ def with_history(
         DataError: naming the column that is missing, there already or of another type; or of users or times
             that are null, which are of nobody, or at no moment.
     """
-    from pyspark.sql import Window
-    from pyspark.sql import functions as F
-    from pyspark.sql import types as T
-
     owner = "with_history"
     check_integer(owner, 1, size=size)
     check_columns(df, owner, user=user, item=item, time=time)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import functions as F
 
 from sparkdl.data.columns import quoted
 from sparkdl.exceptions import DataError
@@ -15,9 +16,6 @@ from sparkdl.recsys.checks import (
     missing,
     one_group,
 )
-
-if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
 
 _ITEM, _NUMBER, _SEEN, _PLACE = (f"sparkdl_{name}" for name in ("item", "number", "seen", "place"))
 
@@ -62,8 +60,6 @@ def with_negatives(
         DataError: naming the column that is missing, there already or null; if types of items or users
             differ; or if a user of ``df`` has seen all items.
     """
-    from pyspark.sql import functions as F
-
     owner = "with_negatives"
     check_integer(owner, 1, count=count)
     check_columns(df, owner, user=user, item=item)
@@ -126,9 +122,6 @@ def with_negatives(
 
 def _numbered(items: DataFrame, seed: int) -> DataFrame:
     """Number different items from 0, in an order that says nothing about them."""
-    from pyspark.sql import Window
-    from pyspark.sql import functions as F
-
     order = Window.partitionBy(one_group(_ITEM)).orderBy(F.xxhash64(_ITEM, F.lit(seed).cast("bigint")), _ITEM)
     return items.withColumn(_NUMBER, F.row_number().over(order) - 1)
 
@@ -147,8 +140,6 @@ def _check_counts(
     df: DataFrame, owner: str, user: str, item: str, pairs: DataFrame, numbered: DataFrame
 ) -> int:
     """Return how many items there are; check that every user has some left."""
-    from pyspark.sql import functions as F
-
     holes = [missing(df, name) for name in (user, item)]
     nulls = df.agg(*(F.count_if(no_value) for no_value, _ in holes))
     seen = (

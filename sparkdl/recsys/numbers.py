@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from math import isfinite
-from typing import TYPE_CHECKING, Any, Literal, Self, get_args
+from typing import Any, Literal, Self, get_args
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
 
 from sparkdl.data.columns import quoted
 from sparkdl.exceptions import ConfigError, DataError
 from sparkdl.ml.stages.rowwise import find_field
 from sparkdl.recsys.checks import check_columns, check_integer, check_new
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
 
 Scale = Literal["standard", "min_max", "log"]
 _ACCURACY = 10_000
@@ -70,8 +71,6 @@ def summarise_numbers(df: DataFrame, *columns: str, buckets: int = 10) -> dict[s
         ConfigError: if ``buckets`` cannot work, or there is no column.
         DataError: naming the column that is missing, no number, empty or infinite.
     """
-    from pyspark.sql import functions as F
-
     owner = "summarise_numbers"
     if not columns:
         raise ConfigError(f"{owner}: columns=(): expected at least one column")
@@ -113,8 +112,6 @@ def with_scaled(
         ConfigError: if there is no such scale.
         DataError: naming the column that is missing, no number, or there already.
     """
-    from pyspark.sql import functions as F
-
     owner = "with_scaled"
     if scale not in get_args(Scale):
         raise ConfigError(
@@ -145,8 +142,6 @@ def with_buckets(df: DataFrame, output: str, summary: NumberSummary) -> DataFram
         ConfigError: if splits do not ascend.
         DataError: naming the column that is missing, no number, or there already.
     """
-    from pyspark.sql import functions as F
-
     owner = "with_buckets"
     if list(summary.splits) != sorted(set(summary.splits)):
         raise ConfigError(f"{owner}: splits={summary.splits}: expected ascending numbers")
@@ -159,8 +154,6 @@ def with_buckets(df: DataFrame, output: str, summary: NumberSummary) -> DataFram
 
 
 def _check_numbers(df: DataFrame, owner: str, *columns: str) -> None:
-    from pyspark.sql import types as T
-
     check_columns(df, owner, **{f"columns[{n}]": name for n, name in enumerate(columns)})
     for name in columns:
         found = find_field(df, f"{owner}: column", name).dataType

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import functions as F
 
 from sparkdl.data.columns import quoted
 from sparkdl.exceptions import ConfigError, DataError
 from sparkdl.recsys.checks import check_columns, check_integer, check_no_nulls, missing
-
-if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
 
 _ACCURACY = 1_000_000
 
@@ -19,8 +19,6 @@ def time_order(user: str, item: str, time: str, seed: int) -> list[Column]:
 
     An order by item would not be fair: often, low ids are the better known items.
     """
-    from pyspark.sql import functions as F
-
     tie = F.xxhash64(quoted(user), quoted(item), F.lit(seed).cast("bigint"))
     return [quoted(time).asc(), tie.asc(), quoted(item).asc()]
 
@@ -45,9 +43,6 @@ def leave_last_out(
         ConfigError: if ``last`` cannot work.
         DataError: naming the column that is missing, or of users or times that are null.
     """
-    from pyspark.sql import Window
-    from pyspark.sql import functions as F
-
     owner, number, total = "leave_last_out", "sparkdl_number", "sparkdl_total"
     check_integer(owner, 1, last=last)
     check_columns(df, owner, user=user, item=item, time=time)
@@ -81,8 +76,6 @@ def split_by_time(
         DataError: if the column is missing, has nulls or no values; or, with ``share``, if all events have
             one time.
     """
-    from pyspark.sql import functions as F
-
     owner = "split_by_time"
     check_columns(df, owner, time=time)
     if (at is None) == (share is None):
@@ -113,8 +106,6 @@ def split_by_time(
 
 def _nearest(df: DataFrame, time: str, at: Any, wanted: float) -> Any:
     """Return the moment, this or the next, before which there are most nearly as many events as wanted."""
-    from pyspark.sql import functions as F
-
     moment, border = quoted(time), F.lit(at)
     before, until, then = df.agg(
         F.count_if(moment < border),

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
 
 from sparkdl.data.columns import quoted
 from sparkdl.exceptions import ConfigError
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
 
 THRESHOLD, ANOMALY = "threshold", "anomaly"
 
@@ -18,8 +17,6 @@ def thresholds(
     forecasts: DataFrame, keys: Sequence[str], value: str, forecast: str, share: float
 ) -> DataFrame:
     """Return by series the largest error that is no anomaly, as a column ``threshold``."""
-    from pyspark.sql import functions as F
-
     if not isinstance(share, int | float) or not 0 <= share < 1:
         raise ConfigError(f"share={share!r}: expected a number from 0 to below 1")
     error = F.abs(quoted(value) - quoted(forecast))
@@ -42,8 +39,6 @@ def anomalies(
     ``limits`` are those of :func:`thresholds`; without them, values outside of the lowest and the highest
     quantile (``quantiles`` are ascending) are anomalies.
     """
-    from pyspark.sql import functions as F
-
     came = quoted(value)
     if limits is None:
         if len(quantiles) < 2:

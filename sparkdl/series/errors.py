@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+
+from pyspark.sql import Column
+from pyspark.sql import functions as F
 
 from sparkdl.exceptions import ConfigError
-
-if TYPE_CHECKING:
-    from pyspark.sql import Column
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,33 +22,23 @@ class Scored:
 
 
 def _mae(of: Scored) -> Column:
-    from pyspark.sql import functions as F
-
     return F.avg(F.abs(of.value - of.forecast))
 
 
 def _rmse(of: Scored) -> Column:
-    from pyspark.sql import functions as F
-
     return F.sqrt(F.avg((of.value - of.forecast) ** 2))
 
 
 def _smape(of: Scored) -> Column:
-    from pyspark.sql import functions as F
-
     size = F.abs(of.value) + F.abs(of.forecast)
     return F.avg(F.when(size == 0, F.lit(0.0)).otherwise(2 * F.abs(of.value - of.forecast) / size))
 
 
 def _mase(of: Scored) -> Column:
-    from pyspark.sql import functions as F
-
     return F.avg(F.abs(of.value - of.forecast) / of.scale)
 
 
 def _pinball(of: Scored) -> Column:
-    from pyspark.sql import functions as F
-
     if not of.quantiles:
         raise ConfigError("metrics: 'pinball' needs quantiles=, such as [0.1, 0.5, 0.9]")
     losses = []

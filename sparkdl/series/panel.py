@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+from pyspark.sql.types import DataType
 
 from sparkdl.data.columns import quoted
 from sparkdl.data.schema import check_dataframe, check_no_stream
@@ -16,18 +20,12 @@ from sparkdl.series.grid import Series, on_grid
 from sparkdl.series.layout import PanelLayout
 from sparkdl.wire.frame import Array
 
-if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
-    from pyspark.sql.types import DataType
-
 HASH, ID, TIME, CLOCK = "__hash", "__id", "__time", "__clock"
 _GROUPS = ("past", "known", "static")
 
 
 def check_columns(df: DataFrame, layout: PanelLayout) -> None:
     """Check the columns of a panel before any rows are read."""
-    from pyspark.sql import types as T
-
     check_dataframe(df, "panel")
     check_no_stream(df, "panel")
     fields = {field.name: field.dataType for field in df.schema.fields}
@@ -76,14 +74,11 @@ def check_columns(df: DataFrame, layout: PanelLayout) -> None:
 
 def on_clock(df: DataFrame, layout: PanelLayout) -> bool:
     """Return whether steps are counted on the clock of the session's time zone."""
-    from pyspark.sql import types as T
-
     return layout.frequency.on_calendar and isinstance(_kind(df, layout.time), T.TimestampType)
 
 
 def grouped(df: DataFrame, layout: PanelLayout, partitions: int | None) -> DataFrame:
     """Return a panel's columns by fixed names, each series in one partition, in the order of time."""
-    from pyspark.sql import functions as F
 
     def number(name: str) -> Column:
         return quoted(name).cast("double")
@@ -110,9 +105,6 @@ def _kind(df: DataFrame, name: str) -> DataType:
 
 
 def _microseconds(df: DataFrame, name: str, column: Column) -> Column:
-    from pyspark.sql import functions as F
-    from pyspark.sql import types as T
-
     kind = _kind(df, name)
     if isinstance(kind, T.DateType):
         return F.unix_date(column).cast("long") * F.lit(86_400_000_000)
@@ -125,8 +117,6 @@ def _microseconds(df: DataFrame, name: str, column: Column) -> Column:
 
 def _clock(column: Column) -> Column:
     """Return the microseconds of a timestamp without a time zone, whose days all have 24 hours."""
-    from pyspark.sql import functions as F
-
     days = F.unix_date(column.cast("date")).cast("long")
     minutes = 1440 * days + 60 * F.hour(column) + F.minute(column)
     seconds = 60 * minutes + F.extract(F.lit("SECOND"), column)
@@ -139,9 +129,6 @@ def as_times(df: DataFrame, name: str, column: Column, instant: Column | None = 
     ``instant`` says where they are of the session's clock, see :func:`on_clock`: microseconds in UTC, or null
     where a time has no row.
     """
-    from pyspark.sql import functions as F
-    from pyspark.sql import types as T
-
     kind = _kind(df, name)
     if isinstance(kind, T.DateType):
         return F.date_from_unix_date((column / F.lit(86_400_000_000)).cast("int"))

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
 
 from sparkdl.access.base import Access, Frames
 from sparkdl.data.columns import ColumnPlan, Structure, TablePlan
@@ -21,9 +23,6 @@ from sparkdl.series.grid import Series, scaled
 from sparkdl.series.layout import STATIC, TARGET, PanelLayout
 from sparkdl.series.panel import ID, check_columns, grouped, series_of
 from sparkdl.wire.frame import Array
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
 
 _BATCH_ROWS = 10_000
 
@@ -96,8 +95,6 @@ class SeriesSource(StoreSource):
 
     def peek(self, plan: TablePlan, rows: int) -> dict[str, Array]:
         """See :class:`sparkdl.data.store.build.StoreSource`; zeros where the first series has no window."""
-        from pyspark.sql import functions as F
-
         first = self._df.select(F.lit(0) if not self._layout.id else self._df[f"`{self._layout.id}`"]).first()
         if first is None:
             return {}

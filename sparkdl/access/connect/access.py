@@ -12,9 +12,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
 
 from sparkdl import session
 from sparkdl._spark.errors import is_job_failure
@@ -30,9 +31,6 @@ from sparkdl.session import Executors
 from sparkdl.wire.frame import Parts
 from sparkdl.wire.pieces import HEAD, joined, pieces_of
 from sparkdl.wire.private import local_folders
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
 
 _log = logging.getLogger("sparkdl")
 

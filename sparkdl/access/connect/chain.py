@@ -7,7 +7,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
+
+from pyspark.sql import DataFrame
 
 from sparkdl._spark.errors import tolerated
 from sparkdl._spark.frames import Task
@@ -19,9 +21,6 @@ from sparkdl.access.in_pieces import RESULT, ChainTask, per_round
 from sparkdl.exceptions import TaskError
 from sparkdl.wire.frame import Buffer
 from sparkdl.wire.pieces import PIECE_BYTES, joined
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
 
 Row = tuple[int, int, bytes]
 """Key, source and piece of a frame."""

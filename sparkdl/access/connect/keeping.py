@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+
+from pyspark.sql import DataFrame
 
 from sparkdl._spark.errors import is_job_failure
 from sparkdl.access.connect.rows import ConnectFrames
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
 
 _log = logging.getLogger("sparkdl")
 

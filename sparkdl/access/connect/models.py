@@ -5,15 +5,12 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
+
+from pyspark.sql import DataFrame, SparkSession
 
 from sparkdl.access.connect.files import FileRef, new_files, send_files
 from sparkdl.access.models import Inline, digest_of
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-
 
 _INLINE_BYTES = 1 << 20
 """Larger models are files: a function is part of each plan that uses it, and fills the server's heap."""

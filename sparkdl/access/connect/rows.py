@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+
+from pyspark.sql import DataFrame
 
 from sparkdl.exceptions import ConfigError
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
 
 
 def by_key(df: DataFrame, partitions: int) -> DataFrame:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from math import prod
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
 
 from sparkdl.access.base import Access, Frames
 from sparkdl.data import ragged
@@ -23,9 +24,6 @@ from sparkdl.data.streams import STREAMS, check_partitions
 from sparkdl.exceptions import ConfigError
 from sparkdl.wire import frame
 from sparkdl.wire.frame import Array
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 _KEY = "__key"
 _MOST_TASKS = 1000
@@ -65,8 +63,6 @@ class CopiedScan(StoreSource):
 
     def tokens(self, access: Access, plan: TablePlan, store: str, partitions: Partitions) -> Frames:
         """See :class:`StoreSource`."""
-        from pyspark.sql import functions as F
-
         assert isinstance(partitions, int)
         check_partitions(partitions)
         manifest = replace(self._scan.manifest(plan), columns=plan.columns)

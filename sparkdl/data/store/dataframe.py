@@ -11,10 +11,12 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
 
 from sparkdl._spark.tasks import partition_id
 from sparkdl.access.base import Access, Frames
@@ -28,9 +30,6 @@ from sparkdl.data.streams import STREAMS, check_partitions
 from sparkdl.exceptions import DataError
 from sparkdl.wire.frame import Array
 from sparkdl.wire.private import local_folders
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
 
 _ARROW_BATCH_BYTES = 8 << 20
 ROW_BITS = 33  # of an id by monotonically_increasing_id; the input partition is above them
@@ -70,8 +69,6 @@ class DataFrameSource(StoreSource):
         return self._planned
 
     def _selected(self, df: DataFrame) -> DataFrame:
-        from pyspark.sql import functions as F
-
         return df.select(F.monotonically_increasing_id().alias(ROW_ID), *self._expressions)
 
     def peek(self, plan: TablePlan, rows: int) -> dict[str, Array]:
@@ -113,8 +110,6 @@ def _by_stream(df: DataFrame, partitions: int) -> tuple[DataFrame, Places | None
 
     Beside them, where the input partitions begin; ``None`` if all rows are in one partition.
     """
-    from pyspark.sql import functions as F
-
     if partitions == 1:
         return df.repartition(1), None
     places = Places.after(_counts(df))
@@ -127,8 +122,6 @@ def _by_stream(df: DataFrame, partitions: int) -> tuple[DataFrame, Places | None
 
 def _counts(df: DataFrame) -> list[int]:
     """Return the rows of each input partition, up to the last one that has any."""
-    from pyspark.sql import functions as F
-
     number = F.shiftright(ROW_ID, ROW_BITS).alias("partition")
     found = {row[0]: row[1] for row in df.groupBy(number).count().collect()}
     return [found.get(n, 0) for n in range(max(found, default=-1) + 1)]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from pyspark.ml.param import Params
+from pyspark.sql import DataFrame
 from torch import nn
 
 from sparkdl.data import sparse
@@ -20,7 +21,6 @@ from sparkdl.optim.spec import OptimizerFactory, Optimizers
 
 if TYPE_CHECKING:
     from pyspark.ml.linalg import DenseVector, SparseVector
-    from pyspark.sql import DataFrame
 
 E = TypeVar("E", bound=Params)
 

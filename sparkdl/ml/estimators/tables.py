@@ -5,8 +5,9 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from pyspark.sql import DataFrame
 from torch import nn
 
 from sparkdl.data.columns import Column, Columns
@@ -19,9 +20,6 @@ from sparkdl.ml.stages.tabular_fit import count_rows, fit_encoding, kind_of
 from sparkdl.nn.models.tabular import Tabular
 from sparkdl.table.encoding import TableEncoding
 from sparkdl.train.planning.request import planned_rows
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
 
 _HIDDEN = "__sparkdl_"  # before the names of the arrays, which may be those of a label
 _LEAST_BATCH, _LARGEST_BATCH = 32, 1024

@@ -9,6 +9,7 @@ from pyspark import keyword_only
 from pyspark.ml import Transformer
 from pyspark.ml.param import TypeConverters
 from pyspark.ml.param.shared import HasInputCol, HasOutputCol, HasOutputCols
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
@@ -28,8 +29,6 @@ from sparkdl.nn.signature import check_outputs_order
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-    from pyspark.sql import DataFrame
 
 _LENGTH = 512
 

@@ -8,6 +8,7 @@ from pyspark import keyword_only
 from pyspark.ml import Transformer
 from pyspark.ml.param import TypeConverters
 from pyspark.ml.param.shared import HasInputCol, HasOutputCol
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import types as T
 
 from sparkdl.data.columns import quoted
@@ -20,8 +21,6 @@ from sparkdl.ml.stages.rowwise import HandleInvalid, Settable, add_column, defin
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-
-    from pyspark.sql import Column, DataFrame
 
 _IMAGE_FIELDS = ("height", "width", "nChannels", "mode", "data")
 

@@ -6,9 +6,14 @@ import uuid
 from dataclasses import dataclass, replace
 from functools import reduce
 from operator import and_
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
+from pyspark.sql import Column as SqlColumn
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+from pyspark.sql.types import DataType, StructField
 from torch import nn
 
 from sparkdl.data.collate import tensor_of
@@ -35,11 +40,6 @@ from sparkdl.nn.batch import group
 from sparkdl.nn.int8 import quantize as quantized
 from sparkdl.nn.signature import Signature, TensorSpec, check_outputs_order
 from sparkdl.table.encoding import TableEncoding
-
-if TYPE_CHECKING:
-    from pyspark.sql import Column as SqlColumn
-    from pyspark.sql import DataFrame
-    from pyspark.sql.types import DataType, StructField
 
 __all__ = ["Inference", "OutputColumn", "apply", "inference_of", "transform"]
 
@@ -96,8 +96,6 @@ def prepare(df: DataFrame, inference: Inference, *, direct: bool) -> Prepared:
     With ``direct``, Spark gives the scorer Arrow arrays, and none come from pandas. Raises DataError for
     columns that are missing, no tensors or there already, SerializationError if the module cannot be pickled.
     """
-    from pyspark.sql import types as T
-
     errors = inference.errors
     for name in [*(output.column for output in inference.outputs), *([errors] if errors else [])]:
         if same_names(df, name):
@@ -157,9 +155,6 @@ def apply(df: DataFrame, inference: Inference) -> DataFrame:
     ``cache()`` in between prevents it. Raises DataError for columns that are missing, no tensors or there
     already, SerializationError if the module cannot be pickled.
     """
-    from pyspark.sql import functions as F
-    from pyspark.sql import types as T
-
     check_dataframe(df, "transform")
     direct = has_arrow_udf()
     found = prepare(df, inference, direct=direct)
@@ -198,7 +193,6 @@ def _for_pandas(
     """Turn vectors into arrays, and find null here: pandas makes NaN of it."""
     from pyspark.ml.functions import vector_to_array
     from pyspark.ml.linalg import VectorUDT
-    from pyspark.sql import functions as F
 
     for n, column in enumerate(plan.columns):
         if isinstance(_type_of(df, column), VectorUDT) and not column.part:
@@ -213,8 +207,6 @@ def _for_pandas(
 def _from_pandas(column: SqlColumn, output: OutputColumn) -> SqlColumn:
     """Turn null back into NaN, which pandas took for the same, and arrays into vectors."""
     from pyspark.ml.functions import array_to_vector
-    from pyspark.sql import functions as F
-    from pyspark.sql import types as T
 
     def restore(value: SqlColumn, data_type: DataType) -> SqlColumn:
         if isinstance(data_type, T.ArrayType):
@@ -229,8 +221,6 @@ def _from_pandas(column: SqlColumn, output: OutputColumn) -> SqlColumn:
 
 def _valid(df: DataFrame, plan: TablePlan) -> SqlColumn:
     """Return the condition that no column is null or has null in an array."""
-    from pyspark.sql import functions as F
-    from pyspark.sql import types as T
 
     def has_null(value: SqlColumn, data_type: DataType) -> SqlColumn | None:
         """Return the condition that an array has null in it, ``None`` where its type rules that out."""

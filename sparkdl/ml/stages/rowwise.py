@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import numpy as np
 from pyspark.ml.param import Params
 from pyspark.ml.param.shared import HasHandleInvalid
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
+from pyspark.sql.types import DataType, StructField
 
 from sparkdl._spark.tasks import partition_id
 from sparkdl.data.columns import quoted, tensor_metadata
@@ -17,10 +19,6 @@ from sparkdl.exceptions import ConfigError, DataError
 from sparkdl.ml.params.converters import one_of
 from sparkdl.ml.params.entries import HasEntries, ParamEntry, setter
 from sparkdl.train.options.names import meant
-
-if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
-    from pyspark.sql.types import DataType, StructField
 
 
 class HandleInvalid(HasEntries, HasHandleInvalid):

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from pyspark.sql.types import StructField, StructType
 
 from sparkdl._spark.tasks import partition_id
 from sparkdl.access.models import Lasting
@@ -285,7 +286,6 @@ class _Results:
     def type(self) -> pa.DataType:
         """Return the type of results."""
         from pyspark.sql.pandas.types import to_arrow_type
-        from pyspark.sql.types import StructField, StructType
 
         scorer = self._scorer
         kinds = [output.sql_type(vectors=scorer.vectors) for output in scorer.outputs]

@@ -19,9 +19,11 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from inspect import signature
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
+from pyspark.sql import Column as SqlColumn
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
@@ -37,10 +39,6 @@ from sparkdl.ml.stages.pieces import REPORT, Pieces, PieceTask
 from sparkdl.saved.digest import stable_digest
 from sparkdl.saved.integrity import of_json
 from sparkdl.train.hooks.progress import open_bar
-
-if TYPE_CHECKING:
-    from pyspark.sql import Column as SqlColumn
-    from pyspark.sql import DataFrame, SparkSession
 
 logger = logging.getLogger("sparkdl")
 

@@ -6,6 +6,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from pyspark.sql import SparkSession
+from pyspark.sql import types as T
+
 from sparkdl.access.models import Lasting
 from sparkdl.data.collate import MASK
 from sparkdl.data.columns import Column, ColumnPlan, structure_of
@@ -48,9 +51,6 @@ def inference_udf(inference: Inference, ragged: Sequence[bool] = ()) -> Any:
 
     ``ragged`` tells for each input whether its rows may differ in length; none may by default.
     """
-    from pyspark.sql import SparkSession
-    from pyspark.sql import types as T
-
     spark = SparkSession.getActiveSession()
     if spark is None:
         raise ConfigError(

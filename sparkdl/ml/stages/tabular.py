@@ -8,6 +8,7 @@ from pyspark import keyword_only
 from pyspark.ml import Estimator, Model
 from pyspark.ml.param import TypeConverters
 from pyspark.ml.param.shared import HasInputCols
+from pyspark.sql import DataFrame
 
 from sparkdl.data.schema import check_dataframe, check_no_stream, same_names
 from sparkdl.exceptions import ConfigError, DataError
@@ -22,8 +23,6 @@ from sparkdl.table.encoding import CATEGORIES, NUMBERS, TableEncoding
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-    from pyspark.sql import DataFrame
 
 _KEY = "encoding"
 

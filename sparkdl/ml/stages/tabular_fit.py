@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import isfinite
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from pyspark.sql import Window
+from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
@@ -23,9 +23,6 @@ from sparkdl.table.calendar import VALUES, Part
 from sparkdl.table.encoding import Category, Number, TableEncoding
 from sparkdl.table.values import Kind
 from sparkdl.table.zones import UTC, zone_named
-
-if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
 
 PIECES = 32
 """Stretches of about as many rows between the knots of a number."""

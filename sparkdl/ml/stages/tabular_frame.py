@@ -5,9 +5,11 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
+from pyspark.sql import Column as SqlColumn
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
@@ -19,10 +21,6 @@ from sparkdl.ml.stages.udf import by_rows, has_arrow_udf, has_udt, make_udf
 from sparkdl.table.encoding import TableEncoding
 from sparkdl.table.values import Kind
 from sparkdl.table.zones import UTC
-
-if TYPE_CHECKING:
-    from pyspark.sql import Column as SqlColumn
-    from pyspark.sql import DataFrame
 
 _MOST_ARGUMENTS = 64
 """Columns that a function gets one by one, beyond which it gets one struct: Spark compares each argument of a

@@ -8,6 +8,7 @@ from pyspark import keyword_only
 from pyspark.ml import Estimator, Model
 from pyspark.ml.param import TypeConverters
 from pyspark.ml.param.shared import HasInputCol, HasOutputCol
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
@@ -21,8 +22,6 @@ from sparkdl.ml.stages.rowwise import HandleInvalid, Settable, add_column, defin
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-
-    from pyspark.sql import Column, DataFrame
 
 
 class _IndexParams(HasInputCol, HasOutputCol, HandleInvalid):

@@ -7,6 +7,8 @@ from typing import Any, Protocol
 
 import pandas as pd
 import pyarrow as pa
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
 
 from sparkdl.data.columns import quoted
 from sparkdl.ml.stages.arrow_vectors import VECTOR
@@ -29,8 +31,6 @@ class Task(Protocol):
 
 def has_arrow_udf() -> bool:
     """Whether this Spark has UDFs on Arrow arrays, from 4.1 on; before, pandas is in between."""
-    from pyspark.sql import functions as F
-
     return hasattr(F, "arrow_udf")
 
 
@@ -114,8 +114,6 @@ def _from_pandas(column: Any) -> pa.Array:
 
 def has_udt(data_type: Any) -> bool:
     """Whether a type is or holds a user-defined one, such as that of ML vectors."""
-    from pyspark.sql import types as T
-
     if isinstance(data_type, T.StructType):
         return any(has_udt(field.dataType) for field in data_type.fields)
     if isinstance(data_type, T.ArrayType):
@@ -132,6 +130,4 @@ def by_rows(df: Any, column: str) -> Any:
     filter works on rows. This one lets all of them pass, which Spark cannot know: the hash of a boolean is
     never 0. It keeps no other filter from moving below it.
     """
-    from pyspark.sql import functions as F
-
     return df.where(F.hash(quoted(column).isNull()) != 0)
