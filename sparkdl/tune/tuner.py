@@ -26,10 +26,9 @@ from sparkdl.train.trainer import Trainer
 from sparkdl.tune.loggers import TrialLogger
 from sparkdl.tune.result import BestTrial, SearchResult
 from sparkdl.tune.running.described import describe_datasets, describe_trainer
-from sparkdl.tune.running.distributed import ClusterRunner
 from sparkdl.tune.running.journal import Journal
 from sparkdl.tune.running.retried import Retried
-from sparkdl.tune.running.runners import Folds, TaskRunner, check_alone, pool
+from sparkdl.tune.running.runners import ClusterRunner, Folds, TaskRunner, check_alone, pool
 from sparkdl.tune.running.search import Runner, Search
 from sparkdl.tune.running.shared_rows import shared
 from sparkdl.tune.running.watch import SearchWatch

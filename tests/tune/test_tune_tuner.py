@@ -21,7 +21,7 @@ from sparkdl.exceptions import ConfigError, ModelError
 from sparkdl.train.hooks.callbacks import EarlyStopping
 from sparkdl.train.options.triggers import MaxEpoch
 from sparkdl.tune import shown
-from sparkdl.tune.running import distributed, runners
+from sparkdl.tune.running import runners
 from sparkdl.tune.running.advance import Advanced
 from sparkdl.tune.running.shared_rows import shared
 
@@ -209,13 +209,13 @@ def test_ctrl_c_keeps_what_was_found_and_the_search_goes_on(
 @pytest.mark.jvm
 def test_trials_side_by_side_have_a_pool_each(spark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     pools: dict[int, str] = {}
-    run = distributed.ClusterRunner._run
+    run = runners.ClusterRunner._run
 
     def seen(self: Any, rung: Any, *arguments: Any) -> Advanced:
         pools[rung.trial] = spark.sparkContext.getLocalProperty("spark.scheduler.pool")
         return run(self, rung, *arguments)
 
-    monkeypatch.setattr(distributed.ClusterRunner, "_run", seen)
+    monkeypatch.setattr(runners.ClusterRunner, "_run", seen)
     with rows(spark, 2) as data:
         options: dict[str, Any] = {"per_trial": "cluster", "concurrent": 2, "trials": 2, "max_epochs": 1}
         tuner(metric="loss", mode=None, **options).fit(data)

@@ -1,4 +1,4 @@
-"""Rungs as Spark jobs of one task each."""
+"""Runners of rungs: Spark jobs of one task each, or distributed fits, in turn or side by side."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from sparkdl._spark.errors import is_job_failure, task_error
-from sparkdl.access.base import Access, BytesRef
+from sparkdl.access.base import Access, BytesRef, described
+from sparkdl.data.dataset import Dataset
 from sparkdl.data.streams import RowShare
 from sparkdl.exceptions import ConfigError, TaskError
 from sparkdl.nn import serialize
@@ -26,6 +27,9 @@ from sparkdl.wire.pieces import cut, joined
 
 Folds = Sequence[tuple[RowShare | None, RowShare | None]]
 """For each fold the rows to train on, and those to validate on; ``None`` for all rows of a Dataset."""
+
+POOL = "sparkdl-trial-{}"
+"""Name of a trial's pool; with ``spark.scheduler.mode=FAIR`` pools share the cores in equal parts."""
 
 _ATTEMPTS = 5  # how often a rung's job is run if Spark gives up for lost executors
 
@@ -150,9 +154,10 @@ class TaskRunner:
             )
             broadcasts = [*self.broadcasts, *(b for published in sent for b in published.broadcasts)]
             for attempt in range(1, _ATTEMPTS + 1):
-                access.describe(f"{self.name}: trial {rung.trial}, epochs {rung.done + 1} to {rung.until}")
+                name = f"{self.name}: trial {rung.trial}, epochs {rung.done + 1} to {rung.until}"
                 try:
-                    frames = access.collect(access.stage(access.one_task(_START), task, broadcasts))
+                    with described(access, name):
+                        frames = access.collect(access.stage(access.one_task(_START), task, broadcasts))
                     return _read(next(iter(joined(frames))))
                 except Exception as error:
                     if not is_job_failure(error):
@@ -162,8 +167,6 @@ class TaskRunner:
                     over = self.over.is_set() or _CANCELLED in str(found) or not access.is_alive()
                     if not lost or over or attempt == _ATTEMPTS:
                         raise found from None
-                finally:
-                    access.describe(None)
             raise AssertionError
         finally:
             if access.is_alive():
@@ -197,3 +200,41 @@ def check_alone(trainer: Trainer) -> None:
             raise ConfigError(
                 f"per_trial='task': {option} is about several tasks; leave it out or take per_trial='cluster'"
             )
+
+
+@dataclass(slots=True, kw_only=True)
+class ClusterRunner:
+    """Runs each rung as a distributed fit."""
+
+    trainer: Callable[[Mapping[str, Any]], Trainer]  # makes the Trainer of params
+    # for each fold the rows to train on, and those to validate on
+    folds: Sequence[tuple[Dataset, Dataset | None]]
+    validation: Mapping[str, Dataset]  # rows to validate on, by name, where folds have none
+    threads: Executor | None  # runs fits side by side; ``None`` to run one after the other
+    over: Event  # set when the search ends, so that what has not begun does not
+
+    def start(self, rung: Rung, state: Callable[[], bytes] | None) -> Callable[[], Advanced]:
+        """See :class:`sparkdl.tune.running.search.Runner`."""
+        trainers = [self.trainer(rung.params) for _ in self.folds]
+        begun = state() if state is not None else None
+        if self.threads is None:
+            found = self._run(rung, trainers, begun)
+            return lambda: found
+
+        access = self.folds[0][0].access
+
+        def run_in_pool() -> Advanced:
+            with access.in_pool(POOL.format(rung.trial)):
+                return self._run(rung, trainers, begun)
+
+        return self.threads.submit(access.inherited(run_in_pool)).result
+
+    def _run(self, rung: Rung, trainers: Sequence[Trainer], state: Packed | None) -> Advanced:
+        if self.over.is_set():
+            raise RuntimeError("the search is over")
+        states: Sequence[Packed | None] = [None] * len(self.folds) if state is None else divided(state)
+        found = []
+        for (train, held), trainer, own in zip(self.folds, trainers, states, strict=True):
+            sets = self.validation if held is None else {"val": held}
+            found.append(advance(trainer, train, sets, rung.until, rung.done, own))
+        return averaged(found)
