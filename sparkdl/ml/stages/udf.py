@@ -40,39 +40,24 @@ def make_udf(scorer: Task, returns: Any) -> Any:
     It is an iterator UDF: other columns stay in the JVM, Spark knows what goes in and out, and works in SQL,
     streams and Connect alike; ``mapInArrow`` would be little faster, and would send every column to and fro.
     """
-    single = scorer.arity == 1
-    if has_arrow_udf():
+    arrow = has_arrow_udf()
+
+    def predict(batches: Any) -> Any:
+        return scorer(batches) if arrow else through_pandas(scorer, batches)
+
+    # Hints are how Spark tells the kinds of UDFs.
+    column: Any = pa.Array if arrow else pd.Series
+    found: Any = pd.DataFrame if scorer.names and not arrow else column
+    given: Any = column if scorer.arity == 1 else tuple[column, ...]
+    predict.__annotations__ = {"batches": Iterator[given], "return": Iterator[found]}
+    function: Any = predict
+    if arrow:
         from pyspark.sql.pandas.functions import arrow_udf
 
-        # The hints are how Spark tells the kinds of UDFs.
-        def predict(batches: Iterator[pa.Array]) -> Iterator[pa.Array]:
-            return scorer(batches)
-
-        def predict_several(batches: Iterator[tuple[pa.Array, ...]]) -> Iterator[pa.Array]:
-            return scorer(batches)
-
-        chosen: Any = predict if single else predict_several
-        return arrow_udf(chosen, returns)
+        return arrow_udf(function, returns)
 
     from pyspark.sql.pandas.functions import pandas_udf
 
-    def pandas_series(batches: Iterator[pd.Series]) -> Iterator[pd.Series]:
-        return through_pandas(scorer, batches)
-
-    def pandas_several(batches: Iterator[tuple[pd.Series, ...]]) -> Iterator[pd.Series]:
-        return through_pandas(scorer, batches)
-
-    def pandas_frame(batches: Iterator[pd.Series]) -> Iterator[pd.DataFrame]:
-        return through_pandas(scorer, batches)
-
-    def pandas_frame_several(batches: Iterator[tuple[pd.Series, ...]]) -> Iterator[pd.DataFrame]:
-        return through_pandas(scorer, batches)
-
-    function: Any
-    if scorer.names:
-        function = pandas_frame if single else pandas_frame_several
-    else:
-        function = pandas_series if single else pandas_several
     return pandas_udf(function, returns)
 
 
