@@ -80,9 +80,9 @@ class JsonLines(Hook):
         """Write the remaining lines and close the file."""
         if self._file is None:
             return
-        found = ending(run)
+        status, reason = ending(run)
         best = {"monitored": run.monitored, "best_score": run.state.best_score}
-        end = {"status": found.status, "reason": found.reason, "time": _now(), **best}
+        end = {"status": status, "reason": reason, "time": _now(), **best}
         self._waiting.append(json_line("end", end))
         self._write()
         self._file.close()

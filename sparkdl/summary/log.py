@@ -64,7 +64,7 @@ class LogLine(Hook):
         """Log the last line and how the run ended."""
         if self._interval.rows:
             self._log(run)
-        logger.info("%s: ended after %s: %s", run.name, _where(run), ending(run).reason)
+        logger.info("%s: ended after %s: %s", run.name, _where(run), ending(run)[1])
         if self._undo is not None:
             handler, level = self._undo
             logger.removeHandler(handler)

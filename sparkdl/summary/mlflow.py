@@ -132,20 +132,20 @@ class MLflow(Hook):
         """Send what waits and the artifacts; end the MLflow run if it is this hook's own."""
         if self._client is None:
             return
-        end = ending(run)
+        status, reason = ending(run)
         try:
             self._add(self._interval.take(), run.state.iteration)
             self._send()
             self._attempt("artifacts", lambda: self._log_artifacts(run))
-            self._attempt("tags", lambda: self._client.set_tag(self.run_id, "sparkdl.ended", end.reason))
-            if self._log_model and end.status != "FAILED":
+            self._attempt("tags", lambda: self._client.set_tag(self.run_id, "sparkdl.ended", reason))
+            if self._log_model and status != "FAILED":
                 self._attempt("the model", lambda: self._log_module(run))
         finally:
             self._client = None
             if self._own:
                 import mlflow
 
-                self._attempt("the end of the run", lambda: mlflow.end_run(end.status))
+                self._attempt("the end of the run", lambda: mlflow.end_run(status))
                 self._restore()
 
     @contextmanager

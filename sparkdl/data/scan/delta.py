@@ -31,15 +31,15 @@ class DeltaVersion:
 
     @property
     def where(self) -> str:
-        """See :class:`sparkdl.data.scan.listing.ScanPlace`."""
+        """See :class:`sparkdl.data.scan.listing.ParquetFolders`."""
         return self.path
 
     def pinned(self, listing: Listing) -> DeltaVersion:
-        """See :class:`sparkdl.data.scan.listing.ScanPlace`."""
+        """See :class:`sparkdl.data.scan.listing.ParquetFolders`."""
         return replace(self, version=listing.version)
 
     def listed(self) -> Listing:
-        """See :class:`sparkdl.data.scan.listing.ScanPlace`."""
+        """See :class:`sparkdl.data.scan.listing.ParquetFolders`."""
         try:
             from deltalake import DeltaTable
             from deltalake.exceptions import DeltaError, TableNotFoundError

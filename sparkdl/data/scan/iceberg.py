@@ -33,11 +33,11 @@ class IcebergSnapshot:
     where: str = ""  # the root of the file system, once the files were listed
 
     def pinned(self, listing: Listing) -> IcebergSnapshot:
-        """See :class:`sparkdl.data.scan.listing.ScanPlace`."""
+        """See :class:`sparkdl.data.scan.listing.ParquetFolders`."""
         return replace(self, snapshot=listing.version, where=listing.where)
 
     def listed(self) -> Listing:
-        """See :class:`sparkdl.data.scan.listing.ScanPlace`; raises ConfigError if pyiceberg is missing.
+        """See :class:`sparkdl.data.scan.listing.ParquetFolders`; raises ConfigError if pyiceberg is missing.
 
         DataError names a table that cannot be read, what it has that cannot be, or a file that is gone.
         """

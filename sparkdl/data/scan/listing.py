@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -64,24 +63,6 @@ class Listing:
         return cls(files, schema, values, version, selected, meta["where"], meta["numbers"])
 
 
-class ScanPlace(Protocol):
-    """Where the rows of a scan are."""
-
-    @property
-    def where(self) -> str:
-        """A path or URL, by which tasks find the file system."""
-
-    @property
-    def storage(self) -> Storage:
-        """With what they find it."""
-
-    def listed(self) -> Listing:
-        """List the files; called in a task."""
-
-    def pinned(self, listing: Listing) -> ScanPlace:
-        """Return the place of these files, also if others come later."""
-
-
 @dataclass(frozen=True, slots=True)
 class ParquetFolders:
     """Files and folders of Parquet files."""
@@ -91,11 +72,11 @@ class ParquetFolders:
 
     @property
     def where(self) -> str:
-        """See :class:`ScanPlace`."""
+        """A path or URL, by which tasks find the file system, with ``storage``."""
         return self.paths[0]
 
     def listed(self) -> Listing:
-        """See :class:`ScanPlace`."""
+        """List the files; called in a task."""
         listed = list_files(self.paths, self.storage)
         files, below = [file for file, _ in listed], [path for _, path in listed]
         system, _ = file_system(self.where, self.storage)
@@ -103,5 +84,5 @@ class ParquetFolders:
             return Listing(files, first.schema_arrow, folder_columns(below))
 
     def pinned(self, _: Listing) -> ParquetFolders:
-        """See :class:`ScanPlace`."""
+        """Return the place of the files of a listing, also if others come later."""
         return self

@@ -17,11 +17,11 @@ from sparkdl.data import ragged
 from sparkdl.data.columns import ColumnLike, Columns, TablePlan
 from sparkdl.data.scan.filters import ROLE, RowFilter, SelectedRows
 from sparkdl.data.scan.folders import packed
-from sparkdl.data.scan.listing import Listing, ScanPlace
+from sparkdl.data.scan.listing import Listing
 from sparkdl.data.scan.manifest import EVEN, ScanManifest, streams_for
 from sparkdl.data.scan.schema import plan_schema
 from sparkdl.data.scan.storage import Storage
-from sparkdl.data.scan.tasks import FirstRows, PlaceManifest, ReadFooters, checked, list_files
+from sparkdl.data.scan.tasks import FirstRows, PlaceManifest, ReadFooters, ScanPlace, checked, list_files
 from sparkdl.data.store.build import Partitions, StoreSource
 from sparkdl.data.streams import RowShare
 from sparkdl.exceptions import ConfigError, DataError

@@ -17,10 +17,12 @@ import numpy as np
 import pyarrow as pa
 
 from sparkdl.access.base import BytesRef
+from sparkdl.data.scan.delta import DeltaVersion
 from sparkdl.data.scan.files import BY_SPARK, File, attempted, check_unchanged, open_parquet
 from sparkdl.data.scan.filters import ROLE, RowFilter, bits_of
 from sparkdl.data.scan.folders import unpacked
-from sparkdl.data.scan.listing import ScanPlace
+from sparkdl.data.scan.iceberg import IcebergSnapshot
+from sparkdl.data.scan.listing import ParquetFolders
 from sparkdl.data.scan.manifest import ScanManifest
 from sparkdl.data.scan.reader import MANIFEST, READING, first_rows
 from sparkdl.data.scan.schema import is_nested
@@ -42,6 +44,10 @@ def checked(frames: Sequence[bytes]) -> list[Frame]:
             kind = ConfigError if message.meta["code"] == "config" else DataError
             raise kind(message.meta["error"], code=message.meta["code"])
     return found
+
+
+ScanPlace = ParquetFolders | DeltaVersion | IcebergSnapshot
+"""Where the rows of a scan are."""
 
 
 def _answer(work: Callable[[], Parts]) -> Parts:
