@@ -13,13 +13,12 @@ import numpy as np
 from sparkdl._spark.errors import explained
 from sparkdl.access.base import Published
 from sparkdl.access.in_pieces import ChainTask
-from sparkdl.allreduce import fetching
 from sparkdl.allreduce.cluster import Cluster
 from sparkdl.allreduce.outcome import Outcome, outcomes_of
 from sparkdl.allreduce.persisted import PersistedShards
 from sparkdl.allreduce.plan import Plan, Step
-from sparkdl.allreduce.row_layers import RowLayers
-from sparkdl.allreduce.shard_states import ShardStates, Snapshot, with_rows
+from sparkdl.allreduce.row_layers import RowLayers, as_shard_states, complete, pass_changed_rows
+from sparkdl.allreduce.shard_states import ShardStates, Snapshot, joined_rows, unpacked, with_rows
 from sparkdl.allreduce.spreading import Spreading
 from sparkdl.allreduce.state import ModelState, Weights
 from sparkdl.allreduce.transport.base import Group, GroupResult, Transport
@@ -300,24 +299,48 @@ class Engine:
 
     def fetch(self, model: ModelState) -> ShardStates:
         """Copy the state of the shards, but for their weights, to the driver."""
-        return fetching.whole(self._shards, model)
+        found = self._shards.fetch(model.persisted)
+        return complete([*self._below(model), found]) if model.layers.below else found
 
     def fetch_changes(self, model: ModelState, since: int) -> list[ShardStates]:
-        """Copy the state of the shards to the driver, but of rows those that have changed since."""
+        """Copy the state of the shards to the driver, but of rows those that have changed since.
+
+        These are in layers, for :func:`~sparkdl.allreduce.row_layers.complete`, to be put above those of that
+        time.
+        """
         if not self._traits.keeps_rows or model.persisted is None:
             return [self.fetch(model)]
-        return fetching.changes(self._shards, model, since)
+        shards, changed = self._shards, partial(pass_changed_rows, since)
+        *early, last = [
+            as_shard_states(shards.rows(layer.persisted, changed))
+            for layer in model.layers.since(model.persisted, since)
+        ]
+        state = shards.fetch(model.persisted, rows=False)
+        return [*early, [[*frames, *rows] for frames, rows in zip(state, last, strict=True)]]
 
     def rows(self, model: ModelState) -> dict[str, Entries]:
         """Fetch the rows of embedding variables, with the optimizer's state; none before the first step."""
-        there = model.persisted is not None and self._traits.keeps_rows
-        return fetching.rows(self._shards, model) if there else {}
+        if model.persisted is None or not self._traits.keeps_rows:
+            return {}
+        own = as_shard_states(self._shards.rows(model.persisted))
+        return joined_rows(unpacked(complete([*self._below(model), own])))
+
+    def _below(self, model: ModelState) -> list[ShardStates]:
+        """Return the rows of the layers below what a model keeps itself."""
+        return [as_shard_states(self._shards.rows(layer.persisted)) for layer in model.layers.below]
 
     def run_on_persisted(
         self, model: ModelState, task: Callable[[int], ChainTask], doing: str, since: int = 0
     ) -> list[Frame]:
-        """Run tasks over the state of each shard; see :func:`sparkdl.allreduce.fetching.run`."""
-        return [] if model.persisted is None else fetching.run(self._shards, model, task, doing, since)
+        """Run tasks over the state of each shard, and over rows in the layers below."""
+        if model.persisted is None:
+            return []
+        layers = reversed(model.layers.since(model.persisted, since))
+        return [
+            message
+            for number, layer in enumerate(layers)
+            for message in self._shards.run(layer.persisted, task(number), doing)
+        ]
 
     def restore(
         self, snapshot: Snapshot, states: ShardStates, average_buffers: Array | None, iteration: int

@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Protocol
 
-from sparkdl.access.base import Persisted
+from sparkdl.access.base import Persisted, Published
 from sparkdl.allreduce import messages
 from sparkdl.allreduce.messages import OwnedRows
 from sparkdl.allreduce.outcome import Outcome
@@ -26,13 +25,6 @@ MOST = 16
 _CHANGED, _IDS = "/changed", "/ids"
 
 
-class Sent(Protocol):
-    """What the driver has sent to tasks."""
-
-    def release(self) -> None:
-        """Delete it everywhere."""
-
-
 @dataclass(frozen=True, slots=True)
 class Layer:
     """What Spark keeps of a group."""
@@ -41,7 +33,7 @@ class Layer:
     iteration: int  # completed iterations then
     # what the tasks that made it name; needed as long as it is, for Spark ships those tasks' description with
     # every job that reads what they have made
-    named: tuple[Sent, ...] = ()
+    named: tuple[Published, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +59,7 @@ class RowLayers:
     def above(
         self,
         persisted: Persisted,
-        named: tuple[Sent, ...],
+        named: tuple[Published, ...],
         iteration: int,
         outcomes: Sequence[Outcome],
         *,

@@ -9,7 +9,7 @@ import numpy as np
 
 from sparkdl.access.base import Persisted, Published
 from sparkdl.allreduce.cluster import Cluster
-from sparkdl.allreduce.row_layers import Layer, RowLayers, Sent
+from sparkdl.allreduce.row_layers import Layer, RowLayers
 from sparkdl.allreduce.shard_states import Snapshot
 from sparkdl.compute.start import ModelVersion
 from sparkdl.wire import frame
@@ -91,7 +91,7 @@ class ModelState:
     layers: RowLayers = field(default_factory=RowLayers)
 
     @property
-    def named(self) -> tuple[Sent, ...]:
+    def named(self) -> tuple[Published, ...]:
         """What the tasks that made ``persisted`` name."""
         sent = None if self.outdated is None else self.outdated.sent
         return (*([] if sent is None else [sent]), *self.seed)
