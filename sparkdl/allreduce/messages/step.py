@@ -23,33 +23,20 @@ from sparkdl.wire.touched_rows import TouchedRows
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """How a partition's forward and backward pass went.
-
-    Attributes:
-        source: the partition.
-        rows: rows of its share, without those that were left out.
-        other: whether they have other values than when they were built first.
-        dropped: rows that were left out.
-        lost: 1 if it began with a fresh state of its own because that was lost.
-        weight: sum of its rows' weights.
-        divisor: what its loss has been divided by.
-        loss: mean loss.
-        extras: further scalars that a training step returned.
-        task: place, start, seconds and phases of its task.
-        buffers: the buffers that the forward pass has changed, by kind.
-    """
+    """How a partition's forward and backward pass went."""
 
     kind: ClassVar[str] = "report"
-    source: int
-    rows: int
-    other: bool
-    dropped: int
-    lost: int
-    weight: float
-    divisor: float
-    loss: float
-    extras: Mapping[str, float]
-    task: Mapping[str, Any]
+    source: int  # the partition
+    rows: int  # rows of its share, without those that were left out
+    other: bool  # whether they have other values than when they were built first
+    dropped: int  # rows that were left out
+    lost: int  # 1 if it began with a fresh state of its own because that was lost
+    weight: float  # sum of its rows' weights
+    divisor: float  # what its loss has been divided by
+    loss: float  # mean loss
+    extras: Mapping[str, float]  # further scalars that a training step returned
+    task: Mapping[str, Any]  # place, start, seconds and phases of its task
+    # the buffers that the forward pass has changed, by kind
     buffers: Mapping[str, Array] = field(default_factory=dict)
 
     def scalars(self) -> dict[str, Any]:
@@ -69,16 +56,11 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class Reports:
-    """The reports of all partitions, in their order, and the combined buffers.
-
-    Attributes:
-        reports: what :meth:`Report.scalars` returns, of each.
-        buffers: buffers that have changed, by kind.
-    """
+    """The reports of all partitions, in their order, and the combined buffers."""
 
     kind: ClassVar[str] = "reports"
-    reports: Sequence[Mapping[str, Any]]
-    buffers: Mapping[str, Array] = field(default_factory=dict)
+    reports: Sequence[Mapping[str, Any]]  # what :meth:`Report.scalars` returns, of each
+    buffers: Mapping[str, Array] = field(default_factory=dict)  # buffers that have changed, by kind
 
     def frame(self) -> Frame:
         """Return the message as a frame."""
@@ -92,16 +74,11 @@ class Reports:
 
 @dataclass(frozen=True, slots=True)
 class Problems:
-    """Why a step cannot be completed.
-
-    Attributes:
-        problems: the reasons.
-        processes: Python processes that take turns on the tasks of the executor that tells it.
-    """
+    """Why a step cannot be completed."""
 
     kind: ClassVar[str] = "problems"
-    problems: Sequence[Problem]
-    processes: int = 1
+    problems: Sequence[Problem]  # the reasons
+    processes: int = 1  # Python processes that take turns on the tasks of the executor that tells it
 
     def frame(self) -> Frame:
         """Return the message as a frame."""
@@ -117,22 +94,15 @@ class Problems:
 
 @dataclass(frozen=True, slots=True)
 class GroupReport:
-    """What a group of iterations tells the driver.
-
-    Attributes:
-        steps: of each iteration, what its updates and its partitions have to report, JSON-compatible.
-        buffers: new floating-point buffers.
-        counters: new integer and boolean buffers.
-        params: new weights; ``None`` if they stay on the executors.
-        gradient: combined gradient of the last iteration, if the driver wants it.
-    """
+    """What a group of iterations tells the driver."""
 
     kind: ClassVar[str] = "group"
+    # of each iteration, what its updates and its partitions have to report, JSON-compatible
     steps: Sequence[Mapping[str, Any]]
-    buffers: Array
-    counters: Array
-    params: Array | None = None
-    gradient: Array | None = None
+    buffers: Array  # new floating-point buffers
+    counters: Array  # new integer and boolean buffers
+    params: Array | None = None  # new weights; ``None`` if they stay on the executors
+    gradient: Array | None = None  # combined gradient of the last iteration, if the driver wants it
 
     def frame(self) -> Frame:
         """Return the message as a frame."""
@@ -155,24 +125,16 @@ class GroupReport:
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """One source's gradient of a shard, or of all weights, as its codec writes it.
-
-    Attributes:
-        source: the partition that it is from.
-        weight: number of its samples, or sum of their weights.
-        coded: the values as they travel.
-        used: per parameter of the layout, whether it has a gradient.
-        tables: of row-sparse gradients, by parameter, the rows that are sent; others are zero.
-        mine: whether the receiver may overwrite the values.
-    """
+    """One source's gradient of a shard, or of all weights, as its codec writes it."""
 
     kind: ClassVar[str] = "shard"
-    source: int
-    weight: float
-    coded: Encoded
-    used: NDArray[np.bool_]
+    source: int  # the partition that it is from
+    weight: float  # number of its samples, or sum of their weights
+    coded: Encoded  # the values as they travel
+    used: NDArray[np.bool_]  # per parameter of the layout, whether it has a gradient
+    # of row-sparse gradients, by parameter, the rows that are sent; others are zero
     tables: Mapping[str, Array] = field(default_factory=dict)
-    mine: bool = False
+    mine: bool = False  # whether the receiver may overwrite the values
 
     def frame(self) -> Frame:
         """Return the message as a frame."""
@@ -251,21 +213,13 @@ class Shard:
 
 @dataclass(frozen=True, slots=True)
 class UpdateFacts:
-    """What the update of a shard has to report.
+    """What the update of a shard has to report."""
 
-    Attributes:
-        start: first element of the shard.
-        sources: checksum of the sources and their weights, equal for all shards.
-        received: bytes of gradients that have arrived.
-        state_bytes: bytes of the state of the shard.
-        task: place, start, seconds and phases of its task.
-    """
-
-    start: int
-    sources: int
-    received: int
-    state_bytes: int
-    task: Mapping[str, Any]
+    start: int  # first element of the shard
+    sources: int  # checksum of the sources and their weights, equal for all shards
+    received: int  # bytes of gradients that have arrived
+    state_bytes: int  # bytes of the state of the shard
+    task: Mapping[str, Any]  # place, start, seconds and phases of its task
 
     def scalars(self) -> dict[str, Any]:
         """Return the facts, JSON-compatible."""
@@ -274,20 +228,13 @@ class UpdateFacts:
 
 @dataclass(frozen=True, slots=True)
 class UpdatedShard:
-    """The new weights of a shard.
-
-    Attributes:
-        facts: what its update has to report.
-        params: the weights, or how they travel to other partitions.
-        gradient: combined gradient, if the driver wants it.
-        reports: reports of all partitions, from the shard that combines them.
-    """
+    """The new weights of a shard."""
 
     kind: ClassVar[str] = "updated"
-    facts: UpdateFacts
-    params: Held[Array] | Encoded
-    gradient: Array | None = None
-    reports: Reports | None = None
+    facts: UpdateFacts  # what its update has to report
+    params: Held[Array] | Encoded  # the weights, or how they travel to other partitions
+    gradient: Array | None = None  # combined gradient, if the driver wants it
+    reports: Reports | None = None  # reports of all partitions, from the shard that combines them
 
     @property
     def is_coded(self) -> bool:

@@ -32,15 +32,11 @@ class WantedRows:
 
 @dataclass(frozen=True, slots=True)
 class FoundRows:
-    """Rows that a rank has asked an owner for.
-
-    Attributes:
-        tables: by table.
-        figures: by table, what its owner reports: figures that add up over the owners.
-    """
+    """Rows that a rank has asked an owner for."""
 
     kind: ClassVar[str] = "found"
-    tables: Mapping[str, Found]
+    tables: Mapping[str, Found]  # by table
+    # by table, what its owner reports: figures that add up over the owners
     figures: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
     def frame(self) -> Frame:
@@ -61,17 +57,12 @@ class FoundRows:
 
 @dataclass(frozen=True, slots=True)
 class RowGradients:
-    """A rank's gradients of the rows of an owner.
-
-    Attributes:
-        source: the rank.
-        weight: number of its samples, or sum of their weights.
-        tables: of all tables that have a gradient, also where no row is of this owner.
-    """
+    """A rank's gradients of the rows of an owner."""
 
     kind: ClassVar[str] = "row-gradients"
-    source: int
-    weight: float
+    source: int  # the rank
+    weight: float  # number of its samples, or sum of their weights
+    # of all tables that have a gradient, also where no row is of this owner
     tables: Mapping[str, RowGradient]
 
     def frame(self) -> Frame:
@@ -118,16 +109,11 @@ class OwnedRows:
 
 @dataclass(frozen=True, slots=True)
 class Together:
-    """Several messages for one rank, which travel as one: a rank sends another one two in a phase at most.
-
-    Attributes:
-        frames: the messages.
-        mine: whether the receiver may overwrite their arrays.
-    """
+    """Several messages for one rank, which travel as one: a rank sends another one two in a phase at most."""
 
     kind: ClassVar[str] = "together"
-    frames: Sequence[Frame]
-    mine: bool = False
+    frames: Sequence[Frame]  # the messages
+    mine: bool = False  # whether the receiver may overwrite their arrays
 
     def frame(self) -> Frame:
         """Return the message as a frame."""
