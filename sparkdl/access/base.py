@@ -237,14 +237,7 @@ class Access(Protocol):
     def stage(
         self, parent: Frames, task: Task, broadcasts: Sequence[Any] = (), *, profile: Any = None
     ) -> Frames:
-        """Return the frames that ``task`` makes of each partition of ``parent``; nothing runs yet.
-
-        Args:
-            parent: frames.
-            task: pure function of (partition, frames).
-            broadcasts: PySpark broadcasts that the task reads.
-            profile: resource profile of the stage.
-        """
+        """Return the frames that a pure ``task`` makes of each partition of ``parent``; nothing runs yet."""
 
     def collect(self, frames: Frames) -> list[bytes]:
         """Run a job and return its frames, partition by partition."""
@@ -274,18 +267,10 @@ class Access(Protocol):
         broadcasts: Sequence[Any],
         profile: Any,
     ) -> ShuffledSync:
-        """Return what runs an iteration as jobs of its own.
+        """Return what runs an iteration as jobs of its own; ConfigError if this session has none.
 
-        Args:
-            tokens: tokens of the partition store.
-            task: gets a partition's token, and yields keyed frames for the shards.
-            shards: how many there are.
-            state: what stays with the shards, from the iteration before.
-            broadcasts: broadcasts that the tasks read.
-            profile: resource profile of the tasks that read tokens.
-
-        Raises:
-            ConfigError: if the session has no such jobs.
+        ``task`` gets a partition's token, and yields keyed frames for the shards; ``state`` is what stays
+        with the shards from the iteration before, ``profile`` that of the tasks that read tokens.
         """
         raise ConfigError(
             "exchange='driver' needs RDDs, which this session has not; take another exchange, or fit in a "
@@ -308,13 +293,7 @@ class Access(Protocol):
         """Run a task over the pieces that a chain has left, shard by shard, and return its frames."""
 
     def keep(self, pieces: Iterable[tuple[int, bytes | Parts]], shards: int, shard_bytes: int) -> Persisted:
-        """Let pieces of the driver's stay as if a chain had left them.
-
-        Args:
-            pieces: shard and piece of each.
-            shards: how many shards there are.
-            shard_bytes: bytes of a shard's weights, about.
-        """
+        """Let pieces of the driver's, each after its shard, stay as if a chain had left them."""
 
 
 @contextmanager

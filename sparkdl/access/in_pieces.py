@@ -54,13 +54,9 @@ def blocks(nbytes: int) -> int:
 
 
 def per_round(tasks: int, heap: int = 1 << 30) -> int:
-    """Return how many pieces each of so many tasks sends the driver in one job, at most.
+    """Return how many pieces each task of a job sends the driver at most, given an executor's heap in bytes.
 
     Each job reads all that has stayed, so a large state wants few of them.
-
-    Args:
-        tasks: of the job.
-        heap: bytes of an executor's heap.
     """
     return max(1, min(_COLLECTED_BYTES // tasks, heap // _HEAP_SHARE) // PIECE_BYTES)
 
@@ -137,13 +133,10 @@ def made_in_rounds(
 def cut_keyed(
     source: int, frames: Iterable[bytes | Parts], pieces: int = 0, blocks: int = 1
 ) -> Iterator[bytes | Parts]:
-    """Yield frames in pieces, each after its frame's key, or its block's.
+    """Yield frames, given after their keys, in pieces, each after its frame's key, or its block's.
 
-    Args:
-        source: who sends them.
-        frames: keys and frames in turn.
-        pieces: see :class:`InPieces`; if not 0 there are two frames for each key.
-        blocks: see :class:`InPieces`; block b of n is for key n * blocks + b.
+    ``pieces`` and ``blocks`` are those of :class:`InPieces`: if not 0, there are two frames for each key, and
+    block b of n is for key n * blocks + b.
     """
     numbers: Counter[bytes] = Counter()
     stream = iter(frames)

@@ -190,10 +190,8 @@ class GatheredStages:
     def hosts(self, slots: int) -> list[Host]:
         """Return the tasks of which each has all ranks whose rows are on its executor, or some of them.
 
-        Builds partitions again that are lost, or whose executor takes no more tasks.
-
-        Args:
-            slots: task slots of an executor; it has no more tasks.
+        An executor has no more tasks than slots. Builds partitions again that are lost, or whose executor
+        takes no more tasks.
         """
         jobs = self.jobs
         for partition, place in enumerate(jobs.places(self.rows)):
@@ -217,18 +215,11 @@ class GatheredStages:
         *,
         persisted_bytes: int | None = None,
     ) -> tuple[list[Buffer], JavaObject | None]:
-        """Run one stage.
+        """Run one stage; return the frames for the driver, and what stays, if that is complete.
 
-        Args:
-            task: gets the tokens of several partitions. The key of what stays is ``STATE`` and the number of
-                the rank for which it does.
-            hosts: for each task, where it is to run, and what it gets.
-            broadcasts: broadcasts that it reads.
-            name: names the job in the Spark UI.
-            persisted_bytes: length of a frame that stays, about; ``None`` if none does.
-
-        Returns:
-            Frames for the driver, and what stays, if that is complete.
+        ``task`` gets the tokens of several partitions, those of a host. The key of what stays is ``STATE``
+        and the number of the rank for which it does; ``persisted_bytes`` is about its length, ``None`` if
+        nothing stays.
         """
         jobs, profile, by_rank = self.jobs, self.profile, persisted_bytes is not None
         shuffled = None
@@ -248,14 +239,9 @@ class GatheredStages:
 def _collect(
     jobs: FrameJobs, stage: JavaObject, shuffled: JavaObject | None, name: str, persisted_bytes: int | None
 ) -> tuple[list[Buffer], JavaObject | None]:
-    """Run the job whose last stage this is.
+    """Run the job whose last stage this is, and let go of ``shuffled``, which it reads.
 
-    Args:
-        jobs: Spark access.
-        stage: yields keyed frames.
-        shuffled: what it reads, which nobody needs afterwards.
-        name: names the job in the Spark UI.
-        persisted_bytes: length of a frame that stays, about; ``None`` if none does.
+    Frames of about ``persisted_bytes`` stay; none do if that is ``None``.
     """
     persisted = None
     if persisted_bytes is not None:
@@ -327,10 +313,8 @@ class ShuffledSync:
     def reduce(self, task: ChainTask, name: str, *, leaves: bool) -> list[Buffer]:
         """Run a job over the frames of each shard: its state, and what was scattered to it.
 
-        Args:
-            task: yields frames for the driver; if ``leaves``, keyed ones as the last stage of a chain.
-            name: names the job in the Spark UI.
-            leaves: whether later jobs get what stays in place of what was scattered.
+        If it ``leaves`` what stays, in place of what was scattered, for later jobs, the task yields keyed
+        frames as the last stage of a chain does.
         """
         results = self._stage(task, keyed=leaves)
         if leaves:

@@ -61,11 +61,8 @@ class Cluster:
         """Let no executor have more Python processes than slots: each takes its turn, and knows little.
 
         What a process holds in memory is of no use to the next task then, each has a copy of the model, and
-        those that were found to exchange directly are not the ones that run the ranks.
-
-        Args:
-            slots: of an executor.
-            seen: processes of the executor that has most; ``None`` to look, if that takes no time.
+        those that were found to exchange directly are not the ones that run the ranks. ``seen`` are processes
+        of the executor that has most; ``None`` looks, if that takes no time.
         """
         access = self.access
         if not self._reuses or (seen is None and not access.tells_executors):

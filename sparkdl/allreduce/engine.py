@@ -49,16 +49,9 @@ class Route:
 
 
 class Engine:
-    """Runs groups of steps.
+    """Runs groups of steps; ``route`` chooses plan and transport for a store, ``sent`` is the fixed part.
 
-    Args:
-        cluster: sends bytes and keeps the state of shards.
-        store: the partition store.
-        fit: how tasks find the fixed part of the fit.
-        sent: the fixed part.
-        route: chooses plan and transport for a store.
-        leaves_files: whether tasks leave files whatever the plan (``compute/partition_state.py``).
-        name: begins the names of jobs in the Spark UI.
+    ``leaves_files`` says whether tasks leave files whatever the plan (``compute/partition_state.py``).
     """
 
     def __init__(
@@ -392,13 +385,7 @@ def loses_state(problem: Problem) -> bool:
 
 
 def sound(steps: Sequence[Step], problems: Sequence[Problem]) -> Sequence[Step]:
-    """Return the steps before the first one that running it again would not mend.
-
-    Raises:
-        NonFiniteError: if it is the first of them, whose loss or gradient is not finite.
-        DataError: if a partition has other rows than before.
-        ModelError: if the module has changed in a way that stays in one process.
-    """
+    """Return the steps before the one that no further run would mend; raise if that is the first."""
     fatal = [problem for problem in problems if isinstance(problem, Fatal)]
     if not fatal:
         return steps

@@ -78,12 +78,8 @@ def outcomes_of(
 ) -> list[Outcome]:
     """Return the outcome of each step of a group.
 
-    Args:
-        steps: the group.
-        report: the group's report.
-        result: the transport's result, with times.
-        weights_bytes: bytes of weights that each executor receives in a step.
-        publish_seconds: how long the driver took to publish the weights before it.
+    ``weights_bytes`` are those that each executor receives in a step, ``publish_seconds`` the time that the
+    driver took to publish the weights before it.
     """
     count = len(steps)
     spent = {"broadcast": publish_seconds, **result.seconds}
@@ -105,14 +101,9 @@ def outcomes_of(
 
 
 def within(phases: Mapping[str, float], seconds: float, rest: str) -> dict[str, float]:
-    """Return phases that add up to some seconds.
+    """Return phases that add up to some seconds, with ``rest`` as the name of what they leave.
 
     What overlaps, and so takes more, is counted once: all phases get shorter by the same factor.
-
-    Args:
-        phases: seconds by name.
-        seconds: what they are to add up to.
-        rest: name of what they leave.
     """
     seconds, total = max(0.0, seconds), sum(phases.values())
     found = dict(phases) if total <= seconds else {n: s * seconds / total for n, s in phases.items()}

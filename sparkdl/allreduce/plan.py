@@ -237,15 +237,10 @@ _LONGEST_SECONDS = 60.0
 
 
 def steps_of_group(wanted: float, each: float, fixed: float) -> int:
-    """Return how many steps a group should have, given what starting it and persisting its end cost.
+    """Return how many steps of ``each`` seconds a group should have that takes ``wanted`` ones at least.
 
-    At most 3 % of its time goes there, as with commits, unless that takes more than a minute: half of a group
-    is lost, on average, with an executor.
-
-    Args:
-        wanted: seconds that a group should take at least.
-        each: seconds of a step.
-        fixed: seconds of what does not depend on its steps.
+    At most 3 % of its time goes into what does not depend on its steps (``fixed``), as with commits, unless
+    that takes more than a minute: half of a group is lost, on average, with an executor.
     """
     return max(1, int(max(wanted, min(fixed / _FIXED_SHARE, _LONGEST_SECONDS)) / each))
 

@@ -10,13 +10,7 @@ _MOST_MOVES = 3  # so often partitions are moved after a loss: an executor may b
 
 
 class Spreading:
-    """Moves partitions to executors that have come back, so that ranks do not take turns for ever.
-
-    Args:
-        cluster: the cluster.
-        store: the partition store.
-        transport: lets a partition be built again where there is room.
-    """
+    """Moves partitions to executors that have come back, so that ranks do not take turns for ever."""
 
     def __init__(self, cluster: Cluster, store: PartitionStore, transport: Transport) -> None:
         self._cluster = cluster

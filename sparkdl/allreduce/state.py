@@ -19,11 +19,8 @@ from sparkdl.wire.frame import Array
 class Weights:
     """One version of the weights: on the driver, or on the executors until the driver wants them.
 
-    Args:
-        cluster: where they are published.
-        params: flat trainable parameters, or how to fetch them.
-        buffers: flat floating-point buffers.
-        counters: flat integer and boolean buffers.
+    ``params`` are flat trainable parameters, or how to fetch them; ``buffers`` flat floating-point buffers,
+    ``counters`` flat integer and boolean ones.
     """
 
     def __init__(

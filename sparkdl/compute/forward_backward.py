@@ -75,12 +75,9 @@ class ForwardBackward:
         weights: Callable[[], Mapping[str, FlatWeights]],
         clock: Stopwatch,
     ) -> Contribution:
-        """Compute a partition's contribution.
+        """Compute a partition's contribution; ModelError if the module or the loss fails.
 
-        Raises:
-            ProblemError: if the partition's files are missing, its rows have changed, or its loss is not
-                finite.
-            ModelError: if the module or the loss fails.
+        Raises ProblemError if its files are missing, its rows have changed, or its loss is not finite.
         """
         spec, partition = worker.spec, token.partition
         self._check(token)

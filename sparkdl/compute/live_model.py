@@ -55,25 +55,10 @@ class WeightChange:
 
 
 class LiveModel:
-    """The model in this process.
+    """The model in this process, whose weights live in the memory of a module.
 
-    Args:
-        spec: the fixed part of the fit.
-        module: the module, whose memory the weights live in.
-        version: which version is given.
-        weights: frame of params, buffers and counters.
-        states: frames of the optimizer's state and the averaged weights, if there are any.
-
-    Attributes:
-        version: the version in memory; ``None`` while it changes.
-        weights: flat trainable parameters, where they are updated.
-        buffers: flat floating-point buffers.
-        counters: flat integer and boolean buffers.
-        optimizer: the optimizer of all weights, with its state.
-        average: averaged weights, if there are any.
-        unsent: the gradient of the step that is next to be completed, if it has stayed in this process.
-        reports: reports of the group's iterations, in their order, as JSON.
-        gradient: the last iteration's combined gradient, if the driver wanted it.
+    ``weights`` is a frame of params, buffers and counters, ``states`` are those of the optimizer's state and
+    the averaged weights, if there are any. ``version`` is ``None`` while the model changes.
     """
 
     def __init__(
@@ -105,9 +90,10 @@ class LiveModel:
         # A copy: the frame that it lies in has all that the driver has sent.
         copied = torch.from_numpy(np.array(average.arrays["params"])) if average else None
         self.average = _beside(self.weights, copied)
+        # Of the step that is next to be completed, if its gradient has stayed in this process.
         self.unsent: Gradient | None = None
-        self.reports: Sequence[bytes] = []
-        self.gradient: Array | None = None
+        self.reports: Sequence[bytes] = []  # of the group's iterations, in their order, as JSON
+        self.gradient: Array | None = None  # the last iteration's, combined, if the driver wanted it
         self._set(version)
 
     def _set(self, version: ModelVersion | None) -> None:

@@ -36,13 +36,9 @@ _MOST_HELD = 1 << 30  # larger files are not held in memory: the system can take
 
 
 class LocalStore:
-    """The frames that one fit has on one executor.
+    """The frames that one fit has on one executor, in a folder that is made with the first file.
 
-    Args:
-        folder: where files lie; made when the first one is written.
-
-    Attributes:
-        in_memory: whether this process runs all tasks of the executor, and may hold frames in its memory.
+    ``in_memory`` says whether this process runs all tasks of the executor, and may hold frames in its memory.
     """
 
     def __init__(self, folder: str) -> None:
@@ -53,12 +49,9 @@ class LocalStore:
         self._holding = False
 
     def leave(self, name: str, frames: Sequence[Packed], *, lent: bool = False) -> None:
-        """Leave frames for a later task that runs on this executor.
+        """Leave frames, whose arrays must not change afterwards, for a later task that runs on this executor.
 
-        Args:
-            name: tells them from others.
-            frames: the frames; their arrays must not change afterwards.
-            lent: whether their memory will be used for something else, as :meth:`keep_lent` then says.
+        If ``lent``, their memory will be used for something else, as :meth:`keep_lent` then says.
         """
         if (self.in_memory or self._holding) and sum(map(frame.size, frames)) <= _MOST_HELD:
             self._held[name] = [frame.parts(one) for one in frames]

@@ -47,10 +47,8 @@ class RowGradient:
 def ask(forward: ForwardBackward, worker: Worker, token: Token) -> Mapping[str, Asked]:
     """Return the ids that an iteration's forward pass asks for, by table.
 
-    A forward pass with rows of zeros tells: the module may compute ids from its inputs in any way.
-
-    Raises:
-        ProblemError: if the partition's files are missing.
+    A forward pass with rows of zeros tells: the module may compute ids from its inputs in any way. Raises
+    ProblemError if the partition's files are missing.
     """
     spec, replica = worker.spec, worker.replica
     _, _, batches = forward.batches(worker, token)

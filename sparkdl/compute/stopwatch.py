@@ -11,13 +11,7 @@ _HOST = socket.gethostname()
 
 
 class Stopwatch:
-    """Times the phases of a task.
-
-    Attributes:
-        started: when it began.
-        laps: seconds by phase.
-        file_bytes: bytes of a table's files that the task has had read.
-    """
+    """Times the phases of a task; ``file_bytes`` are those of a table's files that were read."""
 
     def __init__(self) -> None:
         self.started = time.time()

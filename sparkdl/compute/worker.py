@@ -37,19 +37,10 @@ from sparkdl.wire.private import local_folders
 
 
 class Worker:
-    """A fit's state in this process.
+    """A fit's state in this process; ``read_spec`` reads the fixed part, each time with a module of its own.
 
-    Args:
-        read_spec: reads the fixed part; each call gives a module of its own.
-        files: what tasks leave on this executor for later ones.
-        partition_files: what partitions keep for their own next iteration.
-        row_files: what owners of rows keep for other processes.
-
-    Attributes:
-        spec: the fixed part.
-        live: the whole model, where every process updates all of it.
-        owners: by number and count of ranks, the rows of embedding variables that a rank owns.
-        row_memory: bounds the memory of these; ``None`` for no bound.
+    ``files`` are what tasks leave on this executor for later ones, ``partition_files`` what partitions keep
+    for their own next iteration, ``row_files`` what owners of rows keep for other processes.
     """
 
     def __init__(
@@ -61,7 +52,8 @@ class Worker:
     ) -> None:
         self.spec = spec = read_spec()
         self._another_spec = read_spec
-        self.live: LiveModel | None = None
+        self.live: LiveModel | None = None  # where every process updates all of the model
+        # By number and count of ranks, the rows of embedding variables that a rank owns, and their bound.
         self.owners: dict[tuple[int, int], RowOwner] = {}
         self.row_memory = (
             None if spec.row_memory is None else RowMemory(spec.row_memory, [*map(str, local_folders())])
@@ -177,12 +169,9 @@ def release_fit(fit_id: str) -> None:
 
 
 def stores_in(folder: str) -> tuple[LocalStore, LocalStore, LocalStore]:
-    """Return what keeps a fit's frames on an executor.
+    """Return what tasks leave for later ones, what partitions keep, and rows of embedding variables.
 
-    Returns:
-        What tasks leave for later ones; what partitions keep for their own next iteration, which is never in
-        memory, for it should outlive the process; and rows of embedding variables, which processes have in
-        memory in another form.
+    The second is never in memory, for it should outlive the process; the third has in memory another form.
     """
     model, partitions, rows = (LocalStore(f"{folder}/{name}") for name in ("model", FOLDER, ROWS))
     return model, partitions, rows

@@ -128,18 +128,10 @@ def changed(
     wanted: Sequence[WantedRows],
     directives: Directives | None,
 ) -> RowChange:
-    """Apply the gradients of a step, evict, and count the look-ups of the next step.
+    """Apply the gradients of a step, evict, and count the look-ups of the next step; leads to ``point``.
 
-    Args:
-        owner: the rows; they change.
-        me: the rank.
-        point: to where this leads.
-        gradients: of all ranks.
-        wanted: by all ranks.
-        directives: instructions for the step that ends; ``None`` if none does.
-
-    Raises:
-        ProblemError: if a gradient is not finite.
+    ``directives`` are for the step that ends; ``None`` if none does. Raises ProblemError if a gradient is not
+    finite.
     """
     spec, iteration = me.worker.spec, point.iteration
     groups = {param.name: param.group for param in spec.layout.params}

@@ -307,16 +307,10 @@ class OwnShard:
 
     @classmethod
     def read(cls, files: LocalStore, start: Start, done: int, n: int, *, take: bool) -> OwnShard:
-        """Return the shard's state after the step before.
+        """Return the state of shard ``n`` after the completed steps of a group.
 
-        Args:
-            files: what lies on this executor.
-            start: the model from which the group starts.
-            done: steps of the group that are completed.
-            n: the shard.
-            take: whether it may be overwritten. Shard and state are then updated in place, which spares four
-                copies of the shard. A task that runs again does not find them any more, and the group is run
-                again with a seed.
+        With ``take`` it may be overwritten: shard and state are updated in place, which spares four copies of
+        the shard. A task that runs again does not find them any more, and the group is run again with a seed.
         """
         if not done and not start.has_state:
             return cls(None, None, None)

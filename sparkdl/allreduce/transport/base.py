@@ -99,12 +99,9 @@ def run_phase(phase: Phase, me: Participant, inbox: Inbox, *, last: bool) -> Ite
 
 
 def driver_frames(sends: Iterable[Send], *, keyed: bool = True, home: int = 0) -> Iterator[bytes | Parts]:
-    """Yield what a last phase sends as frames.
+    """Yield what a last phase sends as frames, each after the key that says where it goes if ``keyed``.
 
-    Args:
-        sends: what it sends.
-        keyed: whether each frame comes after the key that says where it goes.
-        home: rank for which it stays, if the key is to say that: it is ``STATE + home`` then.
+    If the key is to say for which rank a frame stays, that is ``home``: it is ``STATE + home`` then.
     """
     for send in sends:
         assert isinstance(send, ToDriver | Stay)

@@ -37,13 +37,8 @@ _PAUSE_SECONDS = 2.0
 class ShuffleTransport:
     """Runs groups as chains of stages.
 
-    Args:
-        ranks: how many there are.
-        fit: the fixed part of the fit.
-        chain: runs the stages.
-        longest_group: steps of one chain.
-        executors: counts executors, if a phase after the first one needs the rank's rows and its stage runs
-            on any of them.
+    ``executors`` counts executors, if a phase after the first one needs the rank's rows and its stage runs on
+    any of them.
     """
 
     def __init__(

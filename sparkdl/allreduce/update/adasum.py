@@ -29,16 +29,10 @@ _ROUNDING = 1e-14  # a squared norm below this share of its summands is what rou
 
 
 def gram_partials(parts: Sequence[WeightedPart], layout: ParamLayout, start: int, stop: int) -> Float64:
-    """Return a shard's part of the dot products of all pairs of gradients, per parameter.
+    """Return a shard's part of the dot products of all pairs of gradients.
 
-    Args:
-        parts: gradients of elements [start, stop), in source order; weights do not count.
-        layout: where the parameters are.
-        start: first element of the shard.
-        stop: one past its last element.
-
-    Returns:
-        Shape (parameters, sources, sources).
+    Of shape (parameters, sources, sources). ``parts`` are gradients of elements [start, stop), in source
+    order; weights do not count.
     """
     gram = np.zeros((len(layout.params), len(parts), len(parts)))
     for segment in segments(layout, start, stop):
@@ -50,14 +44,7 @@ def gram_partials(parts: Sequence[WeightedPart], layout: ParamLayout, start: int
 
 
 def coefficients(gram: Float64) -> Float64:
-    """Return the factor of each source's gradient, per parameter.
-
-    Args:
-        gram: dot products of the whole gradients, shape (parameters, sources, sources).
-
-    Returns:
-        Shape (parameters, sources).
-    """
+    """Return the factor of each source's gradient, shape (parameters, sources), of the whole dot products."""
     params, sources, _ = gram.shape
     level = [np.tile(row, (params, 1)) for row in np.eye(sources)]
     while len(level) > 1:
@@ -69,15 +56,7 @@ def coefficients(gram: Float64) -> Float64:
 def combine(
     parts: Sequence[WeightedPart], factors: Float64, layout: ParamLayout, start: int, stop: int
 ) -> Array:
-    """Return the combined gradient of a shard, as a fresh array.
-
-    Args:
-        parts: as for :func:`gram_partials`.
-        factors: from :func:`coefficients`, shape (parameters, sources).
-        layout: where the parameters are.
-        start: first element of the shard.
-        stop: one past its last element.
-    """
+    """Return the combined gradient of a shard, by the factors of :func:`coefficients`, as a fresh array."""
     combined = np.zeros_like(parts[0].array)
     own = factors.astype(combined.dtype)
     for segment in segments(layout, start, stop):

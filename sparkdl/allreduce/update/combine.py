@@ -144,11 +144,8 @@ def checksum(sources: Iterable[tuple[int, float]]) -> int:
 def weighted_mean(parts: Sequence[WeightedPart], total: float | None = None) -> Array:
     """Return the mean of the parts by weight, summed in source order; the caller may overwrite it.
 
-    A single part is returned as it is, bit for bit.
-
-    Args:
-        parts: at least one; the mean takes the memory of the first one that is owned.
-        total: the sum of all weights, if these are not all parts: their share of the mean is returned then.
+    It takes the memory of the first part that is owned; a single part is returned as it is, bit for bit. With
+    ``total``, the sum of all weights, their share of the mean is returned.
     """
     ordered = sorted(parts, key=lambda part: part.source)
     values = [part.array for part in ordered]
@@ -201,10 +198,7 @@ def non_finite_sources(parts: Sequence[WeightedPart], index: int) -> list[int]:
 def combine_reports(reports: Sequence[Report], buffers: Array, counters: Array) -> Reports:
     """Put the reports of all partitions together, and average the buffers that they have changed.
 
-    Args:
-        reports: in any order.
-        buffers: floating-point buffers before the step.
-        counters: integer and boolean buffers before the step; the largest are taken.
+    Of counters, integer and boolean buffers, the largest are taken.
     """
     reports = sorted(reports, key=lambda report: report.source)
     active = [report for report in reports if report.weight > 0]

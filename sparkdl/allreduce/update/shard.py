@@ -130,16 +130,10 @@ def update_shard(
 ) -> Finished | PendingUpdate:
     """Combine the gradients of a shard and update it, or go on until sums over all shards are needed.
 
-    Args:
-        update: the shard and the rule.
-        shards: gradients of all sources, in any order; in later phases the result of the phase before.
-        optimizer: the shard's; its state goes on in place.
-        average: averaged weights so far; overwritten.
-        receive_seconds: how long it took to receive them, for the report.
-        unsent: the gradient of the only source, if it has not been sent; its values are overwritten.
-
-    Raises:
-        ProblemError: if a gradient is not finite; nothing is updated then.
+    ``shards`` are those of all sources, in any order; in later phases the result of the phase before. The
+    optimizer's state and ``average``, the averaged weights so far, go on in place. ``unsent`` is the gradient
+    of the only source, if it has not been sent; its values are overwritten. Raises ProblemError if a gradient
+    is not finite; nothing is updated then.
     """
     clock = Stopwatch()
     gradient: torch.Tensor | None = None

@@ -59,17 +59,12 @@ class Endpoint:
     def meet(
         self, group: int, own: Sequence[int], ranks: int, members: Sequence[Peer], seconds: float
     ) -> Mapping[int, Connection]:
-        """Find the processes that run the other ranks of a group.
+        """Return the connection to each other rank of a group; ranks of one process have the same.
 
         Members that are not connected yet are dialled by the one of a pair that has the smaller id, and by
         whoever is not among the members. Then each says which ranks it runs, and which processes it has
-        found: of a task there may be two attempts, and all have to mean the same one.
-
-        Returns:
-            The connection to each other rank; ranks of one process have the same.
-
-        Raises:
-            LostPeerError: if not all are found, or others have found others.
+        found: of a task there may be two attempts, and all have to mean the same one. Raises LostPeerError if
+        not all are found, or others have found others.
         """
         meeting = _Meeting(self, group, own, ranks)
         try:

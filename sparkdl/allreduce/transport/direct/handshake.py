@@ -32,14 +32,8 @@ class RefusedError(Exception):
 class Handshake:
     """One side of a handshake over a connected socket that does not block.
 
-    Args:
-        sock: the socket.
-        secret: what both sides know.
-        listener: id of the peer that listens.
-        dialer: id of this process if it has dialled; ``None`` if it listens.
-
-    Attributes:
-        deadline: set by the caller, who gives up then.
+    ``listener`` is the id of the peer that listens, ``dialer`` that of this process if it has dialled. The
+    caller sets ``deadline``, and gives up then.
     """
 
     def __init__(

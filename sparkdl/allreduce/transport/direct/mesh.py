@@ -21,11 +21,8 @@ Arrived = dict[int, list[tuple[int, Buffer]]]
 class Mesh:
     """The connections of a process during a group.
 
-    Args:
-        group: number of the group.
-        own: the ranks that this process runs.
-        links: connection to each other rank; ranks of one process have the same.
-        patience: seconds without a byte after which a rank counts as lost.
+    ``own`` are the ranks that it runs, ``links`` connections to each other rank; ranks of one process have
+    the same. After ``patience`` seconds without a byte a rank counts as lost.
     """
 
     def __init__(
@@ -40,20 +37,12 @@ class Mesh:
         self._peers = {rank: links[rank] for rank in self._ranks.values()}
 
     def exchange(self, number: int, sends: Iterable[tuple[int, int, Parts]]) -> dict[int, list[Buffer]]:
-        """Send messages, and return those that other ranks have sent each of this process's.
+        """Send messages, each after sender and receiver; return what has arrived for each rank here.
 
-        Args:
-            number: which exchange of the group this is.
-            sends: sender, receiver and message of each; the receiver ``ALL`` is every rank but the sender.
-                A message's memory may be used for something else once this has returned, and once the next
-                rank of this process sends.
-
-        Returns:
-            What has arrived for each rank, in the senders' order. Where a process runs several ranks, what
-            was sent to all of them is the same memory.
-
-        Raises:
-            LostPeerError: if a rank is gone or silent.
+        The receiver ``ALL`` is every rank but the sender. A message's memory may be used for something else
+        once this has returned, and once the next rank of this process sends. What has arrived is in the
+        senders' order; what was sent to all ranks of one process is the same memory. Raises LostPeerError if
+        a rank is gone or silent.
         """
         arrived: Arrived = {rank: [] for rank in self._own}
         for source, to, parts in sends:

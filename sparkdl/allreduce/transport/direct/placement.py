@@ -27,13 +27,7 @@ class _Joining:
 
 
 class Placement:
-    """Tasks of the next group.
-
-    Attributes:
-        ranks: how many ranks there are.
-        tasks: how many tasks run them; zero before the first group.
-        hosts: where each task runs, and with which ranks, if there are fewer tasks than ranks.
-    """
+    """Tasks of the next group; if there are fewer than ranks, ``hosts`` tell where each runs."""
 
     def __init__(
         self, access: Access, store: PartitionStore, chain: Chain, profile: Any, clock: Callable[[], float]

@@ -150,13 +150,9 @@ class _Rank:
 
 
 class _Mine:
-    """What a rank sends itself in a phase.
+    """What a rank sends itself in a phase; if ``local`` it stays in this executor's files, under its name.
 
-    Args:
-        iteration: completed iterations before the group.
-        files: this executor's.
-        local: whether it stays there under its name.
-        copies: whether other ranks of this process use the replica's memory before the rank reads it.
+    ``copies`` says whether other ranks of this process use the replica's memory before the rank reads it.
     """
 
     def __init__(self, iteration: int, files: LocalStore, local: bool, *, copies: bool) -> None:
