@@ -7,8 +7,9 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from sparkdl import session
+from sparkdl.cli.arguments import command_error
 from sparkdl.cli.source import UNFIT, Family, Kind
-from sparkdl.exceptions import ConfigError, DataError
+from sparkdl.exceptions import DataError
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -66,11 +67,10 @@ def opened(name: str, master: str | None, conf: Mapping[str, str]) -> Iterator[C
             spark = own = session.builder(master, "sparkdl-init", conf).getOrCreate()
         yield CatalogTable(name, spark.table(name))
     except PySparkException as error:
-        raise ConfigError(
+        raise command_error(
             f"--table {name!r} is no table that Spark can read: {str(error).strip().splitlines()[0]} --conf "
             "gives the confs of its catalog, and a part of a name with other characters than letters, digits "
-            "and _ stands in backticks",
-            code="config-command",
+            "and _ stands in backticks"
         ) from error
     finally:
         if own is not None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from sparkdl import session
 from sparkdl.cli import properties
+from sparkdl.cli.arguments import command_error
 from sparkdl.exceptions import ConfigError
 
 CONF = Path(__file__).parents[1] / "conf"
@@ -25,10 +26,9 @@ def kind_of(master: str) -> str:
         return "yarn"
     if master.startswith("k8s://"):
         return "kubernetes"
-    raise ConfigError(
+    raise command_error(
         f"--master {master!r}: expected local[N], local-cluster[executors,cores,MiB], spark://host:port, "
-        "yarn or k8s://https://host:port",
-        code="config-command",
+        "yarn or k8s://https://host:port"
     )
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from string import Template
 
 from sparkdl import __version__, html
-from sparkdl.exceptions import ConfigError
+from sparkdl.cli.arguments import command_error
 
 _FOLDER = Path(__file__).parent
 
@@ -52,6 +52,4 @@ def write(option: str, path: Path, text: str) -> None:
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise ConfigError(
-            f"{option} {str(path)!r} cannot be written: {error.strerror}", code="config-command"
-        ) from error
+        raise command_error(f"{option} {str(path)!r} cannot be written: {error.strerror}") from error

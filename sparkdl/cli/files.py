@@ -11,11 +11,11 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 from pyarrow import fs
 
+from sparkdl.cli.arguments import command_error
 from sparkdl.cli.delimited import Csv, is_csv, open_csv
 from sparkdl.cli.source import UNFIT, Family, Kind
 from sparkdl.data.scan.files import why_not_all
 from sparkdl.data.scan.storage import is_url
-from sparkdl.exceptions import ConfigError
 
 _UNFIT = (
     (pa.types.is_temporal, UNFIT["time"]),
@@ -62,24 +62,22 @@ def _open(path: str) -> tuple[ds.Dataset, Csv | None]:
     try:
         path.encode()
     except UnicodeEncodeError as error:
-        raise ConfigError(
-            f"--data {path!r}: the name is not UTF-8, which readers need: rename it",
-            code="config-command",
+        raise command_error(
+            f"--data {path!r}: the name is not UTF-8, which readers need: rename it"
         ) from error
     try:
         if is_csv(path):
             return open_csv(path)
         system, folder = fs.FileSystem.from_uri(path) if is_url(path) else (fs.LocalFileSystem(), path)
         if why := why_not_all(system, folder, f"--data {path!r}", set()):
-            raise ConfigError(why, code="config-command")
+            raise command_error(why)
         return ds.dataset(path, format="parquet"), None
     except FileNotFoundError as error:
-        raise ConfigError(f"--data {path!r} is not there", code="config-command") from error
+        raise command_error(f"--data {path!r} is not there") from error
     except (OSError, pa.ArrowException) as error:
-        raise ConfigError(
+        raise command_error(
             f"--data {path!r} is neither Parquet nor CSV (a file that ends in .csv or .tsv, also .gz), nor a "
-            f"folder of such files: {str(error).splitlines()[0]}",
-            code="config-command",
+            f"folder of such files: {str(error).splitlines()[0]}"
         ) from error
 
 

@@ -12,10 +12,9 @@ from string import Template
 from typing import Any
 
 from sparkdl.cli import catalog, templates
-from sparkdl.cli.arguments import key_value
+from sparkdl.cli.arguments import command_error, key_value
 from sparkdl.cli.clusters import KINDS
 from sparkdl.cli.schema import Table, read_table, table_of
-from sparkdl.exceptions import ConfigError
 
 _EXAMPLES = """\
 examples:
@@ -73,10 +72,9 @@ def run(args: argparse.Namespace) -> int:
     files = starter(table, args.cluster, args.master, nulls=args.drop_nulls, conf=conf)
     there = [name for name in files if (args.folder / name).exists()]
     if there:
-        raise ConfigError(
+        raise command_error(
             f"{args.folder}: {', '.join(there)} {'is' if len(there) == 1 else 'are'} there already: choose "
-            "another folder, or move them away",
-            code="config-command",
+            "another folder, or move them away"
         )
     args.folder.mkdir(parents=True, exist_ok=True)
     for name, text in files.items():
@@ -105,26 +103,19 @@ def _table(args: argparse.Namespace) -> Table | None:
     if not sources:
         for name in ("label", "features", "task"):
             if getattr(args, name) is not None:
-                raise ConfigError(
-                    f"--{name} needs --data, a file or folder of Parquet or CSV, or --table",
-                    code="config-command",
-                )
+                raise command_error(f"--{name} needs --data, a file or folder of Parquet or CSV, or --table")
         if args.in_place:
-            raise ConfigError("--in-place needs --data: a file or folder of Parquet", code="config-command")
+            raise command_error("--in-place needs --data: a file or folder of Parquet")
         return None
     if len(sources) == 2:
-        raise ConfigError(
-            "--data names files, and --table a table that Spark knows: expected one of them",
-            code="config-command",
-        )
+        raise command_error("--data names files, and --table a table that Spark knows: expected one of them")
     if args.table is not None and args.in_place:
-        raise ConfigError(
+        raise command_error(
             f"--in-place reads Parquet files, and --table {args.table!r} is a table: give the folder of its "
-            "files by --data, or go without --in-place",
-            code="config-command",
+            "files by --data, or go without --in-place"
         )
     if args.label is None:
-        raise ConfigError(f"--{sources[0]} needs --label: the column to predict", code="config-command")
+        raise command_error(f"--{sources[0]} needs --label: the column to predict")
     features = [name.strip() for name in args.features.split(",")] if args.features is not None else None
     chosen = args.label, features, args.task
     if args.table is None:

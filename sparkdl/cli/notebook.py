@@ -21,7 +21,7 @@ from typing import Any
 from sparkdl import redaction
 from sparkdl._spark import logs
 from sparkdl.cli import properties
-from sparkdl.cli.arguments import key_value
+from sparkdl.cli.arguments import command_error, key_value
 from sparkdl.cli.board import free_port
 from sparkdl.cli.clusters import defaults, site_defaults
 from sparkdl.cli.process import forwarding
@@ -75,16 +75,13 @@ def run(args: argparse.Namespace) -> int:
             code="config-package",
         )
     if not args.folder.is_dir():
-        raise ConfigError(
-            f"--folder {str(args.folder)!r}: expected a folder that is there", code="config-command"
-        )
+        raise command_error(f"--folder {str(args.folder)!r}: expected a folder that is there")
     if not 1 <= args.port <= 65535:
-        raise ConfigError(f"--port {args.port}: expected 1 to 65535", code="config-command")
+        raise command_error(f"--port {args.port}: expected 1 to 65535")
     if os.geteuid() == 0 and not args.allow_root:
-        raise ConfigError(
+        raise command_error(
             "sparkdl notebook: this is root, and whoever has the token runs code as its user: expected "
-            "another user, or --allow-root, such as in a container that has no other",
-            code="config-command",
+            "another user, or --allow-root, such as in a container that has no other"
         )
     master, confs = confs_of(args)
     with tempfile.TemporaryDirectory(prefix="sparkdl-notebook-") as name, forwarding() as child:
@@ -101,16 +98,15 @@ def confs_of(args: argparse.Namespace) -> tuple[str, dict[str, str]]:
     given = {**found.get("conf", {}), **dict(args.conf)}
     master = args.master or found.get("master") or given.get("spark.master")
     if master is None:
-        raise ConfigError("no master: give --master, or master = ... in the job file", code="config-command")
+        raise command_error("no master: give --master, or master = ... in the job file")
     site = site_defaults()
     conf = {**site, **defaults(master, site)}
     conf |= {**resources.confs(found.get("resources", {}), master, {**conf, **given}), **given}
     conf.pop("spark.master", None)
     if conf.get("spark.submit.deployMode", "client") != "client":
-        raise ConfigError(
+        raise command_error(
             f"spark.submit.deployMode is {conf['spark.submit.deployMode']!r}: expected 'client', for the "
-            "driver is the notebook's kernel",
-            code="config-command",
+            "driver is the notebook's kernel"
         )
     return master, conf
 

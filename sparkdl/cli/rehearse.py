@@ -9,10 +9,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from sparkdl.cli.arguments import key_value
+from sparkdl.cli.arguments import command_error, key_value
 from sparkdl.cli.process import forwarding
 from sparkdl.cli.submit import command as submit
-from sparkdl.exceptions import ConfigError
 from sparkdl.train.planning.request import Request
 
 
@@ -55,9 +54,8 @@ def answer_of(args: argparse.Namespace, **asked: Any) -> tuple[int, dict[str, An
         try:
             found: dict[str, Any] = json.loads(Path(request.answer).read_bytes())
         except OSError:
-            raise ConfigError(
-                "the script ended without a fit: expected one that calls Trainer.fit, or fits an estimator",
-                code="config-command",
+            raise command_error(
+                "the script ended without a fit: expected one that calls Trainer.fit, or fits an estimator"
             ) from None
         return 0, found
 
@@ -72,16 +70,13 @@ def _command(
         job = submit.job_of(args)
         submission = submit.plan(job, folder)
         if submission.remote:
-            raise ConfigError(
-                "deploy-mode is 'cluster': expected 'client', for the driver writes its answer here",
-                code="config-command",
+            raise command_error(
+                "deploy-mode is 'cluster': expected 'client', for the driver writes its answer here"
             )
         submission.prepare()
         return submission.command, submission.environment | request.variable()
     script = args.command[1:] if args.command[:1] == ["--"] else args.command
     if not script or not Path(script[0]).is_file():
         found = repr(script[0]) if script else "nothing"
-        raise ConfigError(
-            f"no script: found {found}; expected a Python file after the options", code="config-command"
-        )
+        raise command_error(f"no script: found {found}; expected a Python file after the options")
     return (sys.executable, *script), request.variable()

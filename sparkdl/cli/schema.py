@@ -8,11 +8,12 @@ from dataclasses import dataclass, replace
 from math import isfinite
 from typing import Any, Literal
 
+from sparkdl.cli.arguments import command_error
 from sparkdl.cli.catalog import CatalogTable
 from sparkdl.cli.delimited import Csv
 from sparkdl.cli.files import Files
 from sparkdl.cli.source import Kind
-from sparkdl.exceptions import ConfigError, DataError
+from sparkdl.exceptions import DataError
 
 Task = Literal["classification", "regression"]
 MAX_CLASSES = 50
@@ -58,7 +59,7 @@ def read_table(
     """
     files = Files(path)
     if in_place and files.csv is not None:
-        raise ConfigError(f"--in-place reads Parquet, and {path!r} is CSV", code="config-command")
+        raise command_error(f"--in-place reads Parquet, and {path!r} is CSV")
     found = table_of(files, label, features, task, nulls=nulls, in_place=in_place)
     return replace(found, csv=files.csv, in_place=in_place, scale=_scale(files, found) if in_place else None)
 

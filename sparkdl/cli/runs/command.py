@@ -16,6 +16,7 @@ from typing import Any
 
 from sparkdl import redaction
 from sparkdl.attempts import count
+from sparkdl.cli.arguments import command_error
 from sparkdl.cli.document import write
 from sparkdl.cli.runs import page
 from sparkdl.cli.runs.found import Course, RunSummary, finite, text
@@ -84,9 +85,9 @@ def runs(path: str, *, courses: bool = False) -> Iterator[RunSummary]:
         fs, root = url_to_fs(path)
         files: dict[str, dict[str, Any]] = fs.find(root, detail=True)
     except (ImportError, ValueError, OSError) as error:
-        raise ConfigError(f"path={path!r} cannot be read: {error}", code="config-command") from error
+        raise command_error(f"path={path!r} cannot be read: {error}") from error
     if not files and not fs.isdir(root):
-        raise ConfigError(f"path={path!r} is not a folder", code="config-command")
+        raise command_error(f"path={path!r} is not a folder")
     # A pipe would be waited for, a device might have no end.
     local = "file" in fs.protocol
     files = {

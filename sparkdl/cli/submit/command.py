@@ -17,13 +17,12 @@ from sparkdl import daemon, redaction
 from sparkdl._spark import logs
 from sparkdl.attempts import VARIABLE, Notes
 from sparkdl.cli import properties
-from sparkdl.cli.arguments import key_value
+from sparkdl.cli.arguments import command_error, key_value
 from sparkdl.cli.board import board
 from sparkdl.cli.clusters import defaults, is_one_process, kind_of, site_defaults, spark_home
 from sparkdl.cli.process import Child, forwarding
 from sparkdl.cli.submit import packing, resources, retries
 from sparkdl.cli.submit.job import DEPLOY_MODES, Job, read_job_file
-from sparkdl.cli.submit.resources import command_error
 from sparkdl.exceptions import ConfigError
 
 # By kind of cluster: prefix of the confs for the driver's variables; conf by which spark-submit waits.
@@ -147,9 +146,7 @@ def job_of(args: argparse.Namespace) -> Job:
     found.setdefault("master", found["conf"].get("spark.master"))
     for name, how in (("master", "--master"), ("script", "it after the options")):
         if found.get(name) is None:
-            raise ConfigError(
-                f"no {name}: give {how}, or {name} = ... in the job file", code="config-command"
-            )
+            raise command_error(f"no {name}: give {how}, or {name} = ... in the job file")
     return Job(**found)
 
 

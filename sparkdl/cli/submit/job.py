@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from sparkdl._spark import logs
+from sparkdl.cli.arguments import command_error
 from sparkdl.cli.submit import resources as tables
-from sparkdl.cli.submit.resources import command_error
 
 DEPLOY_MODES = ("client", "cluster")
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 
+from sparkdl.cli.arguments import command_error
 from sparkdl.exceptions import ConfigError
 from sparkdl.wire import private
 
@@ -34,7 +35,7 @@ def zip_modules(folder: Path, target: Path) -> Path:
             for file in sorted(_sources(folder, ())):
                 archive.write(file, file.relative_to(folder))
     except OSError as error:
-        raise ConfigError(f"--modules: {folder} cannot be packed: {error}", code="config-command") from error
+        raise command_error(f"--modules: {folder} cannot be packed: {error}") from error
     return target
 
 

@@ -7,8 +7,8 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from sparkdl.cli.arguments import command_error
 from sparkdl.cli.clusters import is_one_process, kind_of
-from sparkdl.exceptions import ConfigError
 
 Amounts = Mapping[str, str | int | float]
 """Amounts by key; those of the tables ``task`` and ``driver`` have dotted keys, such as ``task.gpus``."""
@@ -159,8 +159,3 @@ def clash(amounts: Amounts, conf: Mapping[str, str]) -> None:
             raise command_error(
                 f"resources.{key} is {amounts[key]!r} and conf {name} is {conf[name]!r}: expected one of them"
             )
-
-
-def command_error(message: str) -> ConfigError:
-    """Return the error of a command that cannot work."""
-    return ConfigError(message, code="config-command")
