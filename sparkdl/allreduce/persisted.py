@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
-from operator import eq, itemgetter
+from operator import eq, itemgetter, ne
 
 import numpy as np
 
@@ -33,7 +33,7 @@ class PersistedShards:
         if persisted is None:
             return []
         found: ShardStates = [[] for _ in range(self.shards)]
-        wanted = _is_not_master if rows else _is_state
+        wanted = partial(ne, Master.kind) if rows else _is_state
         for index, data in self._collect(persisted, wanted, "fetch the optimizer's state"):
             found[index].append(bytes(data))
         return found
@@ -93,10 +93,6 @@ class PersistedShards:
                 if MORE not in received:
                     break
         return sorted(joined_by_source(pieces), key=itemgetter(0))
-
-
-def _is_not_master(kind: str) -> bool:
-    return kind != Master.kind
 
 
 def _is_state(kind: str) -> bool:

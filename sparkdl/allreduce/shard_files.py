@@ -279,11 +279,6 @@ def digest_of(path: str) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def write_synced(path: str, data: bytes) -> None:
-    """Write a local file and see it to the disk."""
-    _write_parts(path, [data])
-
-
 def write_whole(path: str, parts: Iterable[Buffer]) -> str:
     """Write a file that appears at once, and return its sha256; see :func:`put_whole`."""
     fs, inside = url_to_fs(path)
@@ -299,7 +294,7 @@ def put_whole(fs: Any, path: str, parts: Iterable[Buffer]) -> str:
     if isinstance(fs, LocalFileSystem):
         draft = f"{path}.{uuid.uuid4().hex}"
         try:
-            digest = _write_parts(draft, parts)
+            digest = write_parts(draft, parts)
             os.replace(draft, path)
         except BaseException:
             if os.path.exists(draft):
@@ -318,12 +313,12 @@ def put_whole(fs: Any, path: str, parts: Iterable[Buffer]) -> str:
         return hashlib.sha256(data).hexdigest()
     with tempfile.TemporaryDirectory(dir=local_folders()[0]) as folder:  # for its owner alone
         draft = os.path.join(folder, "shard")
-        digest = _write_parts(draft, chain(head, stream))
+        digest = write_parts(draft, chain(head, stream))
         fs.put_file(draft, path)
     return digest
 
 
-def _write_parts(path: str, parts: Iterable[Buffer]) -> str:
+def write_parts(path: str, parts: Iterable[Buffer]) -> str:
     """Write a local file, see it to the disk, and return its sha256."""
     digest = hashlib.sha256()
     with open(path, "wb") as file:

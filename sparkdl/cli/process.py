@@ -8,6 +8,7 @@ import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 
 _HEARTBEAT_S = 0.5
 _MOST_INTERRUPTS = 2  # a fit takes the first for its end, the second for one at once
@@ -44,7 +45,7 @@ class Child:
             env=os.environ | environment,
             stdin=subprocess.DEVNULL if self._alone else None,
             process_group=0 if self._alone else None,
-            preexec_fn=_ignore_interrupts if ignores_interrupts else None,
+            preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_IGN) if ignores_interrupts else None,
         )
         try:
             for number in self._waiting:  # what came before the process was there
@@ -106,10 +107,6 @@ def forwarding(*, alone: bool = False) -> Iterator[Child]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def _ignore_interrupts() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _wait(process: subprocess.Popen[bytes]) -> int:

@@ -46,14 +46,13 @@ def frozen(value: Any, tensors: Sequence[torch.Tensor] = ()) -> Any:
     if isinstance(value, np.ndarray):
         return value.copy()
     if isinstance(value, Mapping):
-        return {_key(key): frozen(item, tensors) for key, item in value.items()}
+        return {
+            id(key) if isinstance(key, torch.Tensor) else key: frozen(item, tensors)
+            for key, item in value.items()
+        }
     if isinstance(value, list | tuple) or type(value).__name__ == "deque":
         return [frozen(item, tensors) for item in value]
     return value if isinstance(value, bool | int | float | complex | str | bytes | None) else id(value)
-
-
-def _key(key: Any) -> Any:
-    return id(key) if isinstance(key, torch.Tensor) else key
 
 
 def same(a: Any, b: Any) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -128,20 +128,15 @@ class SeriesSource(StoreSource):
                 "num_partitions='input': a panel's series are spread by their ids; give a number"
             )
         df = grouped(self._df, self._layout, partitions)
-        return access.written(df, windows_writer(store, self._layout, self._cut), _BATCH_ROWS)
+        layout, cut = self._layout, self._cut
+        write = token_writer(lambda partition, rows: write_windows(store, partition, layout, cut, rows))
+        return access.written(df, write, _BATCH_ROWS)
 
 
 def _arrow_type(name: str) -> Any:
     if name == ID:
         return None
     return pa.int64() if name.startswith("__") else pa.float64()
-
-
-def windows_writer(
-    store: str, layout: PanelLayout, cut: Cut
-) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """Return the ``mapInArrow`` function that writes a partition's series and yields their windows' token."""
-    return token_writer(lambda partition, rows: write_windows(store, partition, layout, cut, rows))
 
 
 def write_windows(

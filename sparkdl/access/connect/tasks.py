@@ -118,13 +118,8 @@ def _after(first: Sequence[bytes], frames: Iterator[Buffer]) -> Iterator[Any]:
     yield from frames
 
 
-def pieces_in(table: pa.Table | pa.RecordBatch) -> Iterator[bytes]:
-    """Yield the pieces that rows hold."""
-    yield from table.column("frame").to_pylist()
-
-
 def _frames(batches: Iterator[pa.RecordBatch]) -> Iterator[Buffer]:
-    return joined(piece for batch in batches for piece in pieces_in(batch))
+    return joined(piece for batch in batches for piece in batch.column("frame").to_pylist())
 
 
 def _rows(source: int, frames: Iterable[bytes | Parts], *, keyed: bool) -> Iterator[Row]:

@@ -77,7 +77,7 @@ class CheckpointStore:
     def write(self, path: str, data: bytes) -> None:
         """Write a file, and see it to the disk if that is the driver's own."""
         if self.local:
-            shard_files.write_synced(path, data)
+            shard_files.write_parts(path, [data])
         else:
             self.fs.pipe_file(path, data)
 
