@@ -120,8 +120,7 @@ def tensors_of(
 ) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
     """Return what :func:`sparkdl.saved.weights.unique_tensors` does, as safetensors can write it.
 
-    Raises:
-        ConfigError: if the state_dict holds something that cannot be saved as plain tensors.
+    Raises ConfigError if the state_dict holds something that cannot be saved as plain tensors.
     """
     found, aliases = unique_tensors(module)
     written: dict[str, torch.Tensor] = {}

@@ -53,8 +53,7 @@ class CheckpointFolder:
     def create(self) -> None:
         """Make the folder if there is none, and remove what a crash has left half-written.
 
-        Raises:
-            ConfigError: if the folder cannot be made, or what was left cannot be removed.
+        Raises ConfigError if the folder cannot be made, or what was left cannot be removed.
         """
         self._make()
         try:
@@ -82,9 +81,8 @@ class CheckpointFolder:
     def claim(self, run: str) -> None:
         """Make the folder and let no other run write to it until :meth:`release`.
 
-        Raises:
-            CheckpointError: if another run writes here.
-            ConfigError: if the folder cannot be made or written to.
+        Raises CheckpointError if another run writes here, ConfigError if the folder cannot be made or written
+        to.
         """
         self.release()
         self._make()
@@ -139,9 +137,8 @@ class CheckpointFolder:
     def begin(self, iteration: int) -> str:
         """Return the path of a new folder for the files of a checkpoint.
 
-        Raises:
-            CheckpointError: if another run has taken the folder over.
-            OSError: if it cannot be made, or is there already.
+        Raises CheckpointError if another run has taken the folder over, OSError if it cannot be made, or is
+        there already.
         """
         self._check_claim()
         name = name_of(iteration)
@@ -163,15 +160,9 @@ class CheckpointFolder:
     ) -> str:
         """Write what is still missing, the mark last, and return the checkpoint's path.
 
-        Args:
-            place: what :meth:`begin` has returned; deleted if this fails.
-            files: what to write.
-            digests: sha256 by name of the files that are there already.
-            merge: makes files with all rows of those with changes: ``sparkdl.train.checkpoint.merging``.
-
-        Raises:
-            CheckpointError: if another run has taken the folder over.
-            OSError: if the files cannot be written, or such a checkpoint is there already.
+        ``place`` is what :meth:`begin` has returned; it is deleted if this fails. ``digests`` are the sha256
+        of files that are there already. ``merge`` makes files with all rows of those with changes:
+        :mod:`sparkdl.train.checkpoint.merging`. Errors are as of :meth:`begin`.
         """
         inside = self._store.inside(place)
         final = self._full(name_of(files.iteration))
@@ -215,12 +206,9 @@ class CheckpointFolder:
         scores: Mapping[str, float],
         point: ResumePoint | None = None,
     ) -> str:
-        """Write a checkpoint and return its path.
+        """Write a checkpoint and return its path; errors as of :meth:`begin`.
 
-        Raises:
-            ConfigError: if the module's state_dict holds something other than tensors.
-            CheckpointError: if another run has taken the folder over.
-            OSError: if the files cannot be written, or such a checkpoint is there already.
+        Raises ConfigError if the module's state_dict holds something other than tensors.
         """
         files = CheckpointFiles.of(module, state, scores, point)
         return self.finish(self.begin(state.iteration), files, {})
@@ -252,34 +240,20 @@ class CheckpointFolder:
         return found
 
     def links(self, newest: Base | None) -> list[int]:
-        """Return the checkpoints that one needs, itself as the last; none if it is not in this folder.
-
-        Raises:
-            OSError: if the folder cannot be read.
-        """
+        """Return the checkpoints that one needs, itself as the last; none if it is not in this folder."""
         if newest is None or newest.iteration not in self._complete():
             return []
         mark = self._mark(newest.iteration)
         return sorted(self._needed([newest.iteration])) if mark.seal == newest.seal else []
 
     def prune(self, keep: int, pinned: Collection[int] = ()) -> None:
-        """Delete all but the newest complete checkpoints, and those that they need.
-
-        Raises:
-            CheckpointError: if another run has taken the folder over.
-            OSError: if they cannot be deleted.
-        """
+        """Delete all but the newest complete checkpoints and what they need; errors as of :meth:`begin`."""
         complete = self._complete()
         needed = self._needed([*list(complete)[-keep:], *pinned])
         self._delete([path for n, path in complete.items() if n not in needed])
 
     def delete_after(self, iteration: int) -> None:
-        """Delete the complete checkpoints of later iterations, the newest first.
-
-        Raises:
-            CheckpointError: if another run has taken the folder over.
-            OSError: if they cannot be deleted.
-        """
+        """Delete the checkpoints of later iterations, the newest first; errors as of :meth:`begin`."""
         self._delete([path for n, path in reversed(self._complete().items()) if n > iteration])
 
     def _delete(self, paths: Sequence[str]) -> None:
@@ -342,8 +316,7 @@ class CheckpointFolder:
     def set_aside(self, path: str) -> str:
         """Rename a damaged checkpoint, so that it is neither found nor lost; return its new path.
 
-        Raises:
-            ConfigError: if it cannot be renamed.
+        Raises ConfigError if it cannot be renamed.
         """
         name = posixpath.basename(path.rstrip("/"))
         present = self._store.entries(self._root)
