@@ -46,11 +46,7 @@ class BytesRef:
     broadcast_id: int = -1  # id of the broadcast, -1 if they are inline
 
     def read(self, *, once: bool = False) -> Any:
-        """Return the bytes; called in tasks.
-
-        Args:
-            once: whether this process is not to keep them, since it can read them again.
-        """
+        """Return the bytes, in a task; if ``once``, its process keeps none, for it can read them again."""
         return self.inline if self.inline is not None else broadcast_value(self.broadcast_id, once=once)
 
 
@@ -151,27 +147,15 @@ class Access(Protocol):
     # -- the session ----------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Warn once about confs that the session lacks.
-
-        Raises:
-            ConfigError: if the session was stopped.
-        """
+        """Warn once about confs that the session lacks; ConfigError if it was stopped."""
         self.check_alive()
 
     def check_alive(self) -> None:
-        """Check that the session can still run jobs.
-
-        Raises:
-            ConfigError: if it was stopped.
-        """
+        """Check that the session can still run jobs; ConfigError if it was stopped."""
         return
 
     def check_files(self) -> None:
-        """Check that sparkdl's own files on the executors need not be encrypted.
-
-        Raises:
-            ConfigError: if the session asks for that.
-        """
+        """Check that sparkdl's own files on the executors need not be encrypted; ConfigError if they must."""
         return
 
     def is_alive(self) -> bool:
@@ -187,9 +171,8 @@ class Access(Protocol):
     def count_executors(self, *, look: bool = False) -> int:
         """Return how many executors there are now; in local mode the driver is one.
 
-        Args:
-            look: whether some may have come or gone a moment ago: where counting takes a job, the number is
-                that of the last look otherwise.
+        Where counting takes a job, it is the number of the last look, unless ``look`` says that some may have
+        come or gone.
         """
 
     def ask_for_executors(self, total: int) -> bool:

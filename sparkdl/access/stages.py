@@ -27,14 +27,9 @@ from sparkdl.wire.pieces import joined
 
 
 class StageChain:
-    """Builds and runs chains over a partition store.
+    """Builds and runs chains over a partition store; ``gathering`` runs tasks of several ranks."""
 
-    Attributes:
-        stays: tokens are zipped with what arrives, by which Spark runs tasks where the rows are.
-        gathering: runs tasks of several ranks.
-    """
-
-    stays = True
+    stays = True  # tokens are zipped with what arrives, by which Spark runs tasks where the rows are
 
     def __init__(
         self,

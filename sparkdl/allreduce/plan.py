@@ -113,12 +113,7 @@ class Participant:
 
 
 class Inbox:
-    """What has arrived for a rank.
-
-    Args:
-        arrived: messages of other ranks.
-        own: returns the messages that the rank sent to itself; they may lie on its executor.
-    """
+    """What has arrived for a rank; ``own`` returns messages to itself, which may lie on its executor."""
 
     def __init__(self, arrived: Sequence[Message], own: Callable[[], Sequence[Message]]) -> None:
         self.arrived = arrived

@@ -89,11 +89,7 @@ def changed_rows(data: Buffer, since: int) -> Parts:
 
 
 def complete(layers: Sequence[ShardStates]) -> ShardStates:
-    """Return the frames of the last layer, with all rows.
-
-    Args:
-        layers: frames of each shard, the oldest first; of all but the last only rows count.
-    """
+    """Return the frames of the last layer, with all rows; of the others, the oldest first, rows count."""
     if len(layers) == 1:
         return layers[0]
     count = len(layers[-1])

@@ -180,9 +180,7 @@ class StoredArray:
 class ShardFile:
     """The file of a shard, of which arrays are read in parts.
 
-    Raises:
-        ValueError: if it is no such file.
-        OSError: if it cannot be read.
+    Raises ValueError if it is no such file, OSError if it cannot be read.
     """
 
     def __init__(self, path: str) -> None:

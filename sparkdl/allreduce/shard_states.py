@@ -40,12 +40,7 @@ def unpacked(states: ShardStates) -> list[Frame]:
 
 
 def cut_shard_states(messages: Sequence[Frame], bounds: Sequence[tuple[int, int]]) -> list[list[Parts]]:
-    """Cut the state of all shards for others.
-
-    Args:
-        messages: frames of the optimizer's state and the averaged weights, in the order of the shards.
-        bounds: [start, stop) of each new shard.
-    """
+    """Cut the state of all shards, optimizer state and averaged weights in their order, for new shards."""
     states = [message for message in messages if message.meta["kind"] == State.kind]
     new = [[parts] for parts in cut_states(states, bounds)] if states else [[] for _ in bounds]
     averages: list[Any] = [m.arrays["params"] for m in messages if m.meta["kind"] == Average.kind]
@@ -84,10 +79,9 @@ def rows_in(weights: Frame) -> dict[str, Entries]:
 
 
 def check_shard_states(states: Sequence[Sequence[Buffer]], numel: int) -> None:
-    """Check the state of the shards that a file holds.
+    """Check that the state of the shards in a file covers the weights once, from first to last.
 
-    Raises:
-        ValueError, LookupError, TypeError: if it does not cover the weights once, from first to last.
+    Raises ValueError, LookupError or TypeError if it does not.
     """
     ends = {"state": 0, "average": 0}
     for message in map(frame.unpack, chain.from_iterable(states)):

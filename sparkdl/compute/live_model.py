@@ -260,9 +260,8 @@ def report(told: Mapping[str, Any]) -> bytes:
 def changes_to_keep(slots: int, *, rows: bool) -> int:
     """Return how many changes an executor with so many task slots keeps.
 
-    Args:
-        slots: Spark gives a task to the process that has been idle for longest.
-        rows: whether changes have some rows of tables alone, so that a process needs all that it missed.
+    Spark gives a task to the process that has been idle for longest. If changes have some ``rows`` of tables
+    alone, it needs all that it missed.
     """
     return min(slots, _MOST_SLOTS) + 1 if rows else 2
 

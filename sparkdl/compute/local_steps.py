@@ -71,11 +71,7 @@ def take_steps(
     state: Held[Frame] | None,
     compute: Callable[[Batch], BatchLoss],
 ) -> Went:
-    """Take optimizer steps on a replica that has the common weights.
-
-    Returns:
-        Where they led; a loss that is not finite ends them early.
-    """
+    """Take optimizer steps on a replica that has the common weights; a loss that is not finite ends them."""
     optimizer = ShardOptimizer(inner.rule.optimizer, inner.layout, 0, inner.layout.numel, state)
     optimizer.to(replica.device)
     replica.holds = None

@@ -51,8 +51,7 @@ class PartitionState:
     def pass_on(self, taken: Mapping[str, Held[Frame]] | None) -> None:
         """Let the state of the iteration before be that of the next one, for this one does not change it.
 
-        Args:
-            taken: what :meth:`take` returned, if it was called.
+        ``taken`` is what :meth:`take` returned, if it was called.
         """
         if self.files.link(self._name(self.iteration), self._name(self.iteration + 1)):
             self._delete_outdated()

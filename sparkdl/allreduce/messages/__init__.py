@@ -92,12 +92,7 @@ def pack(message: Frame) -> Parts:
 
 
 def decode(packed: Packed, *, mine: bool = False) -> Message:
-    """Read a message.
-
-    Args:
-        packed: as it has arrived, or was laid out.
-        mine: whether the reader may overwrite its arrays, where their memory allows it.
-    """
+    """Read a message; if it is ``mine``, its arrays may be overwritten where their memory allows it."""
     return read(frame.unpack(packed, writable=mine), mine=mine)
 
 

@@ -114,12 +114,7 @@ class ShuffleTransport:
 
 
 class TwoJobTransport:
-    """Runs an iteration as two jobs.
-
-    Attributes:
-        longest_group: an iteration is two jobs, or more.
-        is_joining: an executor's first task waits for its process.
-    """
+    """Runs an iteration as two jobs, or more."""
 
     longest_group = 1
     is_joining = False

@@ -47,8 +47,7 @@ def update_table(
 ) -> Ids:
     """Update the rows that any rank has a gradient of, as if the whole table was a parameter.
 
-    Raises:
-        ProblemError: if a gradient is not finite; nothing is updated then.
+    Raises ProblemError if a gradient is not finite; nothing is updated then.
     """
     own = [message.tables[name] for message in gradients if name in message.tables]
     if not own:

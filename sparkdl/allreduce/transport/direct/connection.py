@@ -44,12 +44,7 @@ class Received:
 
 
 class Connection:
-    """A connection over a socket that does not block.
-
-    Attributes:
-        limit: a message may have so many bytes.
-        queued: bytes that wait to be sent.
-    """
+    """A connection over a socket that does not block; a message may have ``limit`` bytes."""
 
     def __init__(self, sock: socket.socket, peer: bytes) -> None:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -104,11 +99,7 @@ class Connection:
         return True
 
     def receive(self) -> Received | None:
-        """Return what has arrived next; ``None`` if it is not complete yet.
-
-        Raises:
-            ClosedError: if the peer is gone, or breaks the rules.
-        """
+        """Return what has arrived next; ``None`` if it is not complete, ClosedError if the peer is gone."""
         if self._header is None:
             while self._stop - self._start < _HEADER.size:
                 if not self._fill():

@@ -55,8 +55,7 @@ class Handshake:
     def advance(self) -> bytes | None:
         """Read what has arrived; return the other side's id once it has proved the secret.
 
-        Raises:
-            RefusedError: if it has not, or is gone.
+        Raises RefusedError if it has not, or is gone.
         """
         return self._answer() if self._dialer is not None else self._challenge()
 

@@ -53,11 +53,7 @@ class Membership:
         return self._members is not None
 
     def find(self, name: str, broadcasts: Sequence[Any], tasks: int, losses: int) -> Sequence[Peer] | None:
-        """Return all processes that may run ranks, by a job if they are not known.
-
-        Returns:
-            The members; ``None`` if there are too few.
-        """
+        """Return all processes that may run ranks, if need be by a job; ``None`` if there are too few."""
         if self._members is None or self._clock() - self._used > _IDLE_SECONDS:
             found = [] if tasks == 1 else self._assemble(name, broadcasts, tasks, losses)
             self.met(found)

@@ -62,8 +62,7 @@ def open_socket(host: str) -> socket.socket:
 def own_address(driver: str) -> str:
     """Return the address by which this machine reaches the driver's, without sending anything.
 
-    Raises:
-        OSError: if the driver's name is unknown here.
+    Raises OSError if the driver's name is unknown here.
     """
     family, kind, protocol, _, address = socket.getaddrinfo(driver, 9, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind, protocol) as probe:

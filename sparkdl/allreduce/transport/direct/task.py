@@ -126,12 +126,7 @@ class GroupTask:
 
 
 class _Rank:
-    """A rank of a group, in the process that runs it.
-
-    Attributes:
-        number: its number.
-        inbox: what has arrived for its next phase.
-    """
+    """A rank of a group, in the process that runs it; ``inbox`` is what has arrived for its next phase."""
 
     def __init__(self, token: Token, ranks: int, worker: Worker, *, alone: bool) -> None:
         self.number = token.partition
