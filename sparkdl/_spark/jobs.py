@@ -58,9 +58,7 @@ class FrameJobs:
         self._env: JavaObject = self._hash_map()
         for name, value in sc.environment.items():
             self._env.put(name, value)
-        self._includes = self._array_list()
-        for include in sc._python_includes or ():
-            self._includes.add(include)
+        self._includes = self._listed(sc._python_includes or ())
         levels = self._jvm.org.apache.spark.storage.StorageLevel
         self._one_copy, self._two_copies = levels.MEMORY_AND_DISK(), levels.MEMORY_AND_DISK_SER_2()
         self._two_on_disk = levels.DISK_ONLY_2()
@@ -89,9 +87,7 @@ class FrameJobs:
     ) -> JavaObject:
         """Return the RDD of frames that ``task`` makes of each partition of ``parent``."""
         command = cloudpickle.dumps((task, None, NoOpSerializer(), FrameSerializer()))
-        variables = self._array_list()
-        for broadcast in broadcasts:
-            variables.add(broadcast._jbroadcast)
+        variables = self._listed(broadcast._jbroadcast for broadcast in broadcasts)
         sc = self.sc
         function = self._python_function(
             bytearray(command),
@@ -249,13 +245,12 @@ class FrameJobs:
 
     def _empty_at(self, locations: Iterable[str]) -> JavaObject:
         """Return an RDD of an empty frame at each place."""
-        places = self._array_list()
-        for location in locations:
-            preferred = self._array_list()
-            if location:
-                preferred.add(location)
-            places.add(self._jvm.scala.Tuple2(bytearray(), self._jvm.PythonUtils.toSeq(preferred)))
-        return self._context.makeRDD(self._jvm.PythonUtils.toSeq(places), self._bytes_tag)
+        to_seq = self._jvm.PythonUtils.toSeq
+        places = self._listed(
+            self._jvm.scala.Tuple2(bytearray(), to_seq(self._listed([location] if location else [])))
+            for location in locations
+        )
+        return self._context.makeRDD(to_seq(places), self._bytes_tag)
 
     def ask_for_executors(self, total: int) -> bool:
         """Ask the cluster for so many executors; return whether it takes such wishes.
