@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from sparkdl import redaction
-
-if TYPE_CHECKING:
-    from sparkdl.train.run import Run
-
+from sparkdl.train.run import Run
 
 Status = Literal["FINISHED", "FAILED", "KILLED"]
 

@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 from sparkdl import attempts
 from sparkdl.summary.ending import ending
@@ -16,9 +16,7 @@ from sparkdl.train.history import json_line
 from sparkdl.train.hooks.base import Hook
 from sparkdl.train.hooks.target import Target
 from sparkdl.train.options.triggers import Trigger
-
-if TYPE_CHECKING:
-    from sparkdl.train.run import Run
+from sparkdl.train.run import Run
 
 _BEGINNING = b'{"kind": '
 _LONGEST_LINE = 1 << 20

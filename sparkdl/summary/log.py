@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 from sparkdl import attempts
 from sparkdl.summary.ending import ending
 from sparkdl.summary.interval import Interval
 from sparkdl.train.hooks.base import Hook
 from sparkdl.train.options.triggers import EverySeconds, Trigger
-
-if TYPE_CHECKING:
-    from sparkdl.train.run import Run
+from sparkdl.train.run import Run
 
 logger = logging.getLogger("sparkdl")
 _LEAST_SHARE = 0.05

@@ -12,7 +12,7 @@ from contextvars import ContextVar
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sparkdl import redaction
 from sparkdl._version import __version__
@@ -22,9 +22,7 @@ from sparkdl.summary.params import params
 from sparkdl.train.hooks.base import Hook
 from sparkdl.train.hooks.of_run import add_to_every_run, remove_from_every_run
 from sparkdl.train.options.triggers import Trigger
-
-if TYPE_CHECKING:
-    from sparkdl.train.run import Run
+from sparkdl.train.run import Run
 
 _SECONDS_BETWEEN_CALLS = 10.0
 _MAX_METRICS = 1_000  # MLflow takes no more in one call

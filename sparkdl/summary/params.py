@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -15,9 +15,7 @@ from torch import nn
 from sparkdl import redaction
 from sparkdl.nn.objective import parts_of
 from sparkdl.optim.describe import options_of, written
-
-if TYPE_CHECKING:
-    from sparkdl.train.run import Run
+from sparkdl.train.run import Run
 
 _LONGEST = 500
 _FEW = 16
