@@ -13,13 +13,14 @@ import sys
 from typing import Any
 
 from sparkdl.data.dataset import Dataset
-from sparkdl.train.planning.plan import Plans, plan_of
+from sparkdl.train.planning.plan import plan_of
 from sparkdl.train.planning.profile import profile_of
+from sparkdl.train.planning.rehearsal import Trains
 from sparkdl.train.planning.request import Request
 from sparkdl.wire import private
 
 
-def answer(request: Request, trainer: Plans, data: Dataset) -> None:
+def answer(request: Request, trainer: Trains, data: Dataset) -> None:
     """Rehearse in place of a fit, as a command has asked for, and end the script then."""
     found: dict[str, Any]
     if request.kind == "plan":

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Any
 
 from sparkdl.data.columns import ColumnLike, Columns
 from sparkdl.data.dataset import Dataset
@@ -13,21 +12,11 @@ from sparkdl.train.options.checks import integer_option
 from sparkdl.train.planning.cluster_plan import ClusterPlan, make_plan
 from sparkdl.train.planning.costs import Kind
 from sparkdl.train.planning.model import StepModel
-from sparkdl.train.planning.profile import Profiled
-from sparkdl.train.planning.rehearsal import rehearse
-
-
-class Plans(Profiled, Protocol):
-    """What a plan asks of a Trainer."""
-
-    def _given(
-        self, data: Any, features: Columns | None, label: Columns | None, weight: ColumnLike | None
-    ) -> AbstractContextManager[Dataset]:
-        """Make a Dataset of what a fit would be given, for as long as the block runs."""
+from sparkdl.train.planning.rehearsal import Trains, rehearse
 
 
 def plan(
-    trainer: Plans,
+    trainer: Trains,
     data: Any,
     *,
     rows: int | None = None,
@@ -80,7 +69,7 @@ def plan(
 
 
 def plan_of(
-    trainer: Plans,
+    trainer: Trains,
     data: Dataset,
     rows: int | None,
     executors: Sequence[int],

@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from sparkdl.access.base import described
 from sparkdl.allreduce.outcome import within
@@ -21,7 +21,6 @@ from sparkdl.train.hooks.timeline import Timeline
 from sparkdl.train.planning.advice import advice
 from sparkdl.train.planning.layers import profile_first_rows
 from sparkdl.train.planning.rehearsal import SAMPLE_STEPS, Stage, Trains
-from sparkdl.train.recipe import Recipe
 from sparkdl.train.shipped import shipped
 from sparkdl.wire import frame
 
@@ -30,13 +29,6 @@ if TYPE_CHECKING:
 
 _LAYERS_PROCESS = 1000  # process number of the layers in the trace; hosts have small ones
 _TRACED = 20
-
-
-class Profiled(Trains, Protocol):
-    """What a profile asks of a Trainer."""
-
-    module: Any
-    _recipe: Recipe
 
 
 class TaskSeconds(Hook):
@@ -54,7 +46,7 @@ class TaskSeconds(Hook):
 
 
 def profile_of(
-    trainer: Profiled,
+    trainer: Trains,
     data: Dataset,
     trace: str,
     *,
@@ -166,9 +158,7 @@ def _traced(stage: Stage, sample: Dataset, batch: int) -> list[dict[str, Any]]:
     return [event | {"ts": event["ts"] - begin} if "ts" in event else event for event in events]
 
 
-def _layers(
-    trainer: Profiled, sample: Dataset, rows: int
-) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def _layers(trainer: Trains, sample: Dataset, rows: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Return layers and spans of the first rank, while all ranks do the same."""
     recipe, module = trainer._recipe, trainer.module
     access, spec = sample.access, recipe.spec(sample, module)

@@ -10,11 +10,12 @@ import logging
 import re
 import statistics
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from sparkdl.allreduce.choose import Wanted
+from sparkdl.data.columns import ColumnLike, Columns
 from sparkdl.data.dataset import Dataset
 from sparkdl.data.shares import first_rows
 from sparkdl.exceptions import ConfigError, TaskError
@@ -27,6 +28,7 @@ from sparkdl.train.options.triggers import MaxIteration
 from sparkdl.train.planning.costs import Kind
 from sparkdl.train.planning.measured import FitTimes, Rehearsal
 from sparkdl.train.planning.probe import MemoryWatch
+from sparkdl.train.recipe import Recipe
 from sparkdl.train.result import FitResult
 from sparkdl.train.shipped import threads_per_task
 
@@ -44,12 +46,19 @@ _WORK = ("weights_in", "data", "compute", "gradient_out")
 
 
 class Trains(Protocol):
-    """What a rehearsal asks of a Trainer."""
+    """What rehearsals, plans and profiles ask of a Trainer."""
 
     config: TrainConfig
+    module: Any
+    _recipe: Recipe
 
     def with_options(self, **options: Any) -> Any:
         """Return a Trainer with other options."""
+
+    def _given(
+        self, data: Any, features: Columns | None, label: Columns | None, weight: ColumnLike | None
+    ) -> AbstractContextManager[Dataset]:
+        """Make a Dataset of what a fit would be given, for as long as the block runs."""
 
 
 def rehearse(
