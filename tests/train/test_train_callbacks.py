@@ -283,6 +283,13 @@ def test_resumed_runs_freeze_what_is_due():
     assert frozen_by_epoch(hooks, 4, initially=BODY, start=start) == [HEAD, set()]
 
 
+@pytest.mark.parametrize("unfreeze_first", [False, True])
+def test_what_another_hook_has_frozen_stays_unfrozen(unfreeze_first):
+    hooks = [Freeze("body.*"), Unfreeze("body.bias", at_epoch=1)]
+    hooks = hooks[::-1] if unfreeze_first else hooks
+    assert frozen_by_epoch(hooks, 4) == [BODY, *[{"body.weight"}] * 3]
+
+
 @pytest.mark.parametrize("hook", [Freeze("bdy.*", from_epoch=5), Unfreeze("bdy.*", at_epoch=5)])
 def test_a_pattern_without_parameters_is_an_error_at_once(hook):
     with pytest.raises(ConfigError, match=r"no trainable parameter matches 'bdy\.\*'"):

@@ -28,10 +28,12 @@ from sparkdl.train import (
     EMA,
     SWA,
     EveryIterations,
+    Freeze,
     Hook,
     MaxIteration,
     PerIteration,
     Run,
+    Unfreeze,
     latest,
     load_weights,
 )
@@ -136,6 +138,65 @@ def test_another_average_begins_anew(data: Dataset, tmp_path: Path, before: dict
         mean.update_parameters(module)
     assert len(ends) == 3
     assert relative_error(result.module, mean.module) < 1e-6
+
+
+class Frozen(Hook):
+    """Writes down what is frozen in each epoch."""
+
+    def __init__(self) -> None:
+        self.by_epoch: dict[int, set[str]] = {}
+
+    def on_iteration_begin(self, run: Run) -> None:
+        self.by_epoch.setdefault(run.state.epoch, set()).update(n.partition(".")[0] for n in run.frozen)
+
+
+FREEZES: dict[str, Any] = {
+    "until": lambda: [Freeze("0.*", until_epoch=2)],
+    "from": lambda: [Freeze("0.*", from_epoch=2)],
+    "two": lambda: [Freeze("0.*", until_epoch=1), Freeze("0.bias", until_epoch=2)],
+    "unfreeze": lambda: [Unfreeze("0.*", at_epoch=2)],
+    "both": lambda: [Unfreeze("0.bias", at_epoch=1), Freeze("0.*", until_epoch=3)],
+}
+
+
+@pytest.mark.parametrize("make", FREEZES.values(), ids=FREEZES)
+def test_layers_are_frozen_as_in_a_run_that_never_stopped(data: Dataset, tmp_path: Path, make: Any) -> None:
+    def module() -> nn.Module:
+        found = mlp()
+        found[0].requires_grad_(make is not FREEZES["unfreeze"])  # type: ignore[operator, index]
+        return found
+
+    adamw, seen = partial(torch.optim.AdamW, lr=1e-2), Frozen()
+    straight = trainer("", 16, module(), optimizer=adamw, hooks=[*make(), seen]).fit(data)
+    for end in (4, 6, 8):
+        path = tmp_path / str(end)
+        every = Checkpoint(str(path), every=EveryIterations(end))
+        trainer("", end, module(), optimizer=adamw, hooks=[*make(), every]).fit(data)
+        again = Frozen()
+        hooks = [*make(), Checkpoint(str(path)), again]
+        result = trainer("", 16, module(), optimizer=adamw, hooks=hooks).fit(data, resume=True)
+        assert again.by_epoch == {e: names for e, names in seen.by_epoch.items() if e >= end // 4}
+        assert_bit_equal(result.module, straight.module)
+
+
+@pytest.mark.parametrize("after", [[], [Freeze("0.*", until_epoch=1)], [Freeze("2.*")]], ids=str)
+@pytest.mark.parametrize("rows", ["same", "new"])
+def test_what_a_freeze_of_the_run_before_held_is_trained(
+    data: Dataset, tmp_path: Path, after: Any, rows: Any
+) -> None:
+    """The hooks of the run that goes on say what is frozen, as a second phase of fine-tuning wants."""
+    every = Checkpoint(str(tmp_path), every=EveryIterations(4))
+    trainer("", 4, mlp(), hooks=[Freeze("0.*"), every]).fit(data)
+    hooks, seen = [*after, Checkpoint(str(tmp_path))], Frozen()
+    result = trainer("", 8, mlp(), hooks=[*hooks, seen]).fit(data, resume=True, rows=rows)
+    held = {"2"} if after and after[0].pattern == "2.*" else set()
+    assert seen.by_epoch[1] == held
+    changed = {n.partition(".")[0] for n, p in result.module.named_parameters() if not _same(p, n)}
+    assert changed == {"0", "2"}
+
+
+def _same(trained: torch.Tensor, name: str) -> bool:
+    return torch.equal(trained, mlp().state_dict()[name])
 
 
 def test_other_partitions_go_on_at_an_epochs_border(spark: Any, tmp_path: Path) -> None:

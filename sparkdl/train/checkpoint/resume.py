@@ -179,8 +179,17 @@ class ResumePoint:
         counted = {name: getattr(state, name) for name in _COUNTED}
         self.history.new_rows.append({**counted, "rows": before, "now": rows, "left": left})
         setting = {**without_checksums(self.setting), "rows": rows}
+        frozen = self.frozen - frozen_by(self.hooks)
         return replace(
-            self, state=state, setting=setting, scores={}, first=0, slot=0, hooks={}, unfinished=None
+            self,
+            state=state,
+            setting=setting,
+            scores={},
+            frozen=frozen,
+            first=0,
+            slot=0,
+            hooks={},
+            unfinished=None,
         )
 
     def averaged_by(self, averaging: Averaging | None) -> ResumePoint:
@@ -214,6 +223,12 @@ class ResumePoint:
             return self.states
         cut = cut_shard_states(unpacked(self.states), layout.shards(count))
         return [[frame.join(parts) for parts in frames] for frames in cut]
+
+
+def frozen_by(hooks: Mapping[str, Mapping[str, Any]]) -> frozenset[str]:
+    """Return the names of parameters that a ``Freeze`` had frozen, of the states of hooks."""
+    own = (state.get("own", ()) for name, state in hooks.items() if name.startswith("Freeze("))
+    return frozenset(name for names in own for name in names)
 
 
 def _state(values: Mapping[str, Any]) -> TrainState:

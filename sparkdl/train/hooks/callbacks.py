@@ -95,6 +95,9 @@ class Freeze(Hook):
         until_epoch: completed epochs after which they are trained again; ``None`` for never.
         from_epoch: completed epochs after which they are frozen.
 
+    Attributes:
+        own: names of parameters that this hook has frozen.
+
     Raises:
         ConfigError: if the epochs cannot work; when the run begins, if no parameter matches.
     """
@@ -105,11 +108,11 @@ class Freeze(Hook):
         self.until_epoch = until_epoch
         if until_epoch is not None:
             integer_option("Freeze", "until_epoch", until_epoch, from_epoch + 1)
-        self._own: frozenset[str] = frozenset()
+        self.own: frozenset[str] = frozenset()
 
     def on_train_begin(self, run: Run) -> None:
         """Check the pattern, and freeze if it is time."""
-        self._own = frozenset()
+        self.own = frozenset()
         run.matching(self.pattern)  # complains early about a pattern that is applied only later
         self._apply(run)
 
@@ -119,15 +122,27 @@ class Freeze(Hook):
 
     def _apply(self, run: Run) -> None:
         if self.from_epoch <= run.state.epoch and not self._is_over(run.state.epoch):
-            before = run.frozen
-            run.freeze(self.pattern)
-            self._own |= run.frozen - before
+            # Once: what is its own and trained again has been unfrozen by another hook.
+            new = frozenset(run.matching(self.pattern)) - self.own - run.frozen
+            run.frozen |= new
+            self.own |= new
         else:
-            run.frozen -= self._own  # but not what another hook has frozen
-            self._own = frozenset()
+            run.frozen -= self.own  # but not what another hook has frozen
+            self.own = frozenset()
 
     def _is_over(self, epoch: int) -> bool:
         return self.until_epoch is not None and epoch >= self.until_epoch
+
+    def __repr__(self) -> str:
+        return f"Freeze({self.pattern!r}, {self.until_epoch}, {self.from_epoch})"
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what it has frozen."""
+        return {"own": sorted(self.own)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on with what it has frozen in the run that is resumed."""
+        self.own = frozenset(state["own"])
 
 
 class Unfreeze(Hook):
@@ -153,19 +168,23 @@ class Unfreeze(Hook):
         self._done = False
 
     def on_train_begin(self, run: Run) -> None:
-        """Check the pattern, and unfreeze if it is time."""
+        """Check the pattern."""
         self._done = False
         run.matching(self.pattern)  # complains early about a pattern that is applied only later
-        self._apply(run)
 
     def on_epoch_begin(self, run: Run) -> None:
         """Unfreeze if it is time."""
-        self._apply(run)
-
-    def _apply(self, run: Run) -> None:
         if not self._done and run.state.epoch >= self.at_epoch:
             run.unfreeze(self.pattern)
             self._done = True
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return whether it has unfrozen."""
+        return {"done": self._done}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on as in the run that is resumed; another hook may have frozen since."""
+        self._done = bool(state.get("done"))
 
 
 class GradientNorms(Hook):

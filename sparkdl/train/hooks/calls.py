@@ -7,7 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sparkdl.exceptions import ConfigError
+from sparkdl.train.checkpoint.resume import frozen_by
 from sparkdl.train.hooks.base import Hook
+from sparkdl.train.hooks.callbacks import Freeze
 from sparkdl.train.leaving import note
 from sparkdl.train.run import Run
 from sparkdl.train.state import TrainState
@@ -72,15 +74,19 @@ class HookCalls:
         return {name: hook.state_dict() for name, hook in self._by_name().items()}
 
     def load_state_dicts(self, states: Mapping[str, Mapping[str, Any]]) -> None:
-        """Let hooks go on from where those of another run were."""
-        for name, hook in self._by_name().items():
+        """Let hooks go on from where those of another run were; what others had frozen there is trained."""
+        named, run = self._by_name(), self._run
+        run.frozen -= frozen_by({name: states[name] for name in states.keys() - named.keys()})
+        for name, hook in named.items():
             if name in states:
                 hook.load_state_dict(states[name])
+            elif isinstance(hook, Freeze):
+                run.frozen |= hook.own
 
     def _by_name(self) -> dict[str, Hook]:
-        """Name hooks by their class and a number: ``EarlyStopping.0``."""
+        """Name hooks by their class and a number, ``EarlyStopping.0``; a Freeze by its arguments, too."""
         named: dict[str, Hook] = {}
         for hook in self._hooks:
-            kind = type(hook).__name__
+            kind = repr(hook) if isinstance(hook, Freeze) else type(hook).__name__
             named[f"{kind}.{sum(name.rpartition('.')[0] == kind for name in named)}"] = hook
         return named
