@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from sparkdl import seeding
 from sparkdl.exceptions import ConfigError, ModelError
 from sparkdl.nn import numerics
 from sparkdl.nn.flat import FlatModule
@@ -334,6 +335,31 @@ def test_recomputed_activations_give_the_same_bits(patterns, micro_batch_size):
     _, expected = passes(Net(), micro_batch_size=micro_batch_size)
     _, found = passes(Net(), micro_batch_size=micro_batch_size, checkpoint_activations=patterns)
     assert_same(found, expected)
+
+
+class Masked(nn.Module):
+    """Leaves values out by masks that it draws itself."""
+
+    def __init__(self, draw):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.last, self.draw = nn.Linear(6, 6), nn.Linear(6, 3), draw
+
+    def forward(self, x):
+        mask = torch.tensor([[self.draw() < 0.5 for _ in range(6)] for _ in x])
+        return self.last(torch.tanh(self.first(x)) * mask)
+
+
+@pytest.mark.parametrize("draw", [np.random.rand, random.random, lambda: torch.rand(()).item()])
+def test_recomputed_activations_draw_the_same(draw):
+    gradients = []
+    for patterns in ([], ["0"]):
+        seeding.seed_task(0, 0, 0, 0)
+        replica = replica_of(nn.Sequential(Masked(draw)), checkpoint_activations=patterns)
+        forward_backward(replica, Batch(torch.ones(4, 6), torch.arange(4) % 3, None, 4), CROSS_ENTROPY, 2)
+        gradients.append((replica.grad.clone(), draw()))
+    assert torch.equal(gradients[0][0], gradients[1][0])
+    assert gradients[0][1] == gradients[1][1], "later draws are those of one forward pass"
 
 
 def test_recomputed_activations_in_a_compiled_module_give_the_same_bits():
