@@ -102,8 +102,9 @@ class Loop:
 
         The schedule is taken through all that happened until then, so that it need not be saved.
         """
-        run, state = self.run, point.state
-        point = point.averaged_by(run.config.averaging)
+        run = self.run
+        point = point.averaged_by(run.config.averaging).monitored_by(run.monitored)
+        state = point.state
         scores = self._validator.monitored(point.history.validations)
         epochs = [*point.history.column("epoch"), state.epoch + 1]
         if point.unfinished is not None:  # the schedule learns of the epoch's end when it is made up for
@@ -162,6 +163,7 @@ class Loop:
             average_buffers=self.model.average_buffers,
             averaged=self._averaged,
             averaging=kind_of(run.config.averaging),
+            monitored=run.monitored,
             history=run.history,
             scores=run.scores,
             setting=self._setting(),

@@ -27,6 +27,7 @@ from sparkdl.optim import LAMB, LBFGS, ClipByNorm, ParamGroup
 from sparkdl.train import (
     EMA,
     SWA,
+    EarlyStopping,
     EveryIterations,
     Freeze,
     Hook,
@@ -138,6 +139,22 @@ def test_another_average_begins_anew(data: Dataset, tmp_path: Path, before: dict
         mean.update_parameters(module)
     assert len(ends) == 3
     assert relative_error(result.module, mean.module) < 1e-6
+
+
+def test_another_monitored_score_has_a_best_of_its_own(data: Dataset, tmp_path: Path) -> None:
+    """A loss of 2 is no worse than an accuracy of 0.1."""
+    accuracy = MulticlassAccuracy(10)
+    every: Any = {"metrics": accuracy, "optimizer": partial(torch.optim.SGD, lr=0.0)}
+    one = trainer(tmp_path, 8, mlp(), monitor="multiclass_accuracy", **every).fit(data, validation=data)
+    assert one.state.stale == 1
+    hooks = [Checkpoint(str(tmp_path)), EarlyStopping(3)]
+    more = {**every, "hooks": hooks}
+    two = trainer(tmp_path, 16, mlp(), monitor="loss", **more).fit(data, validation=data, resume=True)
+    assert two.state.best_score == two.scores["val/loss"]
+    assert (two.state.stale, two.stopped_by) == (2, "end_when")
+    more = {**every, "hooks": [Checkpoint(str(tmp_path)), EarlyStopping(3)]}
+    three = trainer(tmp_path, 40, mlp(), monitor="loss", **more).fit(data, validation=data, resume=True)
+    assert (three.state.stale, three.stopped_by, three.state.epoch) == (3, "hook", 5)
 
 
 class Frozen(Hook):

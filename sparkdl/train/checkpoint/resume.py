@@ -63,6 +63,8 @@ class ResumePoint:
     frozen: frozenset[str] = frozenset()  # names of the parameters that are frozen
     # by what, the name of a class; empty without an average, or if an earlier release wrote it
     averaging: str = ""
+    # the score that ``state`` knows, "set/metric"; empty without one, or if an earlier release wrote it
+    monitored: str = ""
     # iteration from which on the epoch has so many; the first one, but if its batch size changed
     first: int = 0
     slot: int = 0  # slots of the epoch that the iterations before that one have taken
@@ -95,6 +97,7 @@ class ResumePoint:
             "state": asdict(self.state),
             "averaged": self.averaged,
             "averaging": self.averaging,
+            "monitored": self.monitored,
             "scores": dict(self.scores),
             "validations": [dict(row) for row in self.history.validations],
             "setting": self.setting,
@@ -138,6 +141,7 @@ class ResumePoint:
             average_buffers=arrays.get("average_buffers"),
             averaged=_count(meta["averaged"]),
             averaging=str(meta.get("averaging", "")),
+            monitored=str(meta.get("monitored", "")),
             history=history,
             scores={str(name): float(value) for name, value in meta["scores"].items()},
             setting=_setting(meta["setting"]),
@@ -201,6 +205,12 @@ class ResumePoint:
         if kind and self.averaging in ("", kind):
             return self
         return replace(self, averaged=0, average_buffers=None, averaging=kind)
+
+    def monitored_by(self, score: str) -> ResumePoint:
+        """Return the point from which a run goes on that monitors this score: without the best of another."""
+        if not score or self.monitored in ("", score):
+            return self
+        return replace(self, state=replace(self.state, score=math.nan, best_score=math.nan, stale=0))
 
     def check(self, setting: Mapping[str, Any]) -> None:
         """Check that a run with a setting can go on from here."""
