@@ -46,6 +46,7 @@ from sparkdl.optim.staleness import Staleness
 from sparkdl.train.checkpoint.setting import checksums, setting_of
 from sparkdl.train.keyed import check_keyed, rules_of
 from sparkdl.train.options.config import TrainConfig
+from sparkdl.train.scheduled import ScheduledHyper
 from sparkdl.wire.codec import codec_of, has_error_feedback
 from sparkdl.wire.layout import ParamLayout, TensorPlace
 
@@ -93,7 +94,7 @@ class Recipe:
             sparse, dense = sparse_tables(module), dense_tables(module)
         staleness = _staleness_of(config, spec, keyed)
         rule, inner = UpdateRule(spec, config.clip, staleness, config.seed), None
-        stateful = tried.stateful or staleness is not None
+        stateful = tried.stateful or staleness is not None or (trains and _brings_state(spec, config))
         if config.local is not None:  # the optimizer is that of the partitions, and the shards' an outer one
             inner = InnerRule(rule, layout, stateful)
             outer, _ = optimizer_spec(config.local.outer, module)
@@ -221,6 +222,12 @@ class Recipe:
         for name, parameter in module.named_parameters():
             parameter.requires_grad_(named[name].requires_grad)
         return module
+
+
+def _brings_state(optimizer: OptimizerSpec, config: TrainConfig) -> bool:
+    """Return whether a schedule sets more than learning rates: a momentum has state where SGD had none."""
+    hyper = ScheduledHyper(optimizer, config.schedule).hyper()
+    return any(group.keys() - {"lr"} for group in hyper)
 
 
 def _staleness_of(config: TrainConfig, optimizer: OptimizerSpec, keyed: Sequence[str]) -> Staleness | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from functools import partial
 from itertools import pairwise
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -32,6 +33,7 @@ from sparkdl.optim import LAMB, LARS, LBFGS, ClipByNorm, ClipByValue, ParamGroup
 from sparkdl.train import (
     EMA,
     SWA,
+    Checkpoint,
     EarlyStopping,
     EveryEpoch,
     EveryIterations,
@@ -268,6 +270,24 @@ def test_schedules(data: Dataset, schedule: Any, each: bool) -> None:
     expected = reference(optimizer, on_begin=note, on_step=step)
     assert result.history.column("lr") == rates
     assert_bit_equal(result.module, expected)
+
+
+@pytest.mark.parametrize("options", [{"exchange": "driver"}, {"iterations_per_job": 3}], ids=str)
+def test_a_schedule_may_bring_the_momentum(data: Dataset, tmp_path: Path, options: Any) -> None:
+    """OneCycleLR moves it also where SGD had none, and with it no state, when it was made."""
+    plain_sgd, cycle = partial(torch.optim.SGD, lr=0.1), partial(OneCycleLR, max_lr=0.1, total_steps=20)
+    made: list[Any] = []
+
+    def optimizer(parameters: Any) -> torch.optim.Optimizer:
+        made.append(cycle(plain_sgd(parameters)))
+        return made[0].optimizer
+
+    expected = reference(optimizer, on_step=lambda *_: made[0].step())
+    options = {"optimizer": plain_sgd, "schedule": PerIteration(cycle), **options}
+    assert_bit_equal(trainer(**options).fit(data).module, expected)
+    hooks = [Checkpoint(str(tmp_path))]
+    trainer(**options, hooks=hooks, end_when=MaxIteration(6)).fit(data)
+    assert_bit_equal(trainer(**options, hooks=hooks).fit(data, resume=True).module, expected)
 
 
 def test_plateau_schedule_follows_the_validation_score(data: Dataset) -> None:
