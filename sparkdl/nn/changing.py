@@ -9,6 +9,7 @@ from __future__ import annotations
 import marshal
 import random
 from collections.abc import Iterator, Mapping, Sequence, Set
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
@@ -21,9 +22,11 @@ from torch import nn
 
 from sparkdl.exceptions import ModelError
 from sparkdl.nn.flat import FlatModule
+from sparkdl.nn.module_buffers import as_real
 
 _OF_MODULES = {*vars(nn.Module()), "forward", "_sparkdl_epoch"} - {"training"}
 """What is registered, and what this library sets."""
+_GENERATORS = torch.Generator | np.random.Generator | np.random.RandomState | random.Random
 _SCALARS = (int, float, complex, bool, str, bytes, type(None))
 _MOST = 50_000  # so many values are looked at; that is some tens of milliseconds
 
@@ -42,6 +45,7 @@ class ChangeWatch:
         named = dict(replica.module.named_parameters())
         self._trained = {name: p for name, p in named.items() if name in own}
         self._fixed = {name: p for name, p in named.items() if name not in own | known}
+        self._carried = {s.name: s.shape for s in (*replica.layout.buffers, *replica.layout.counters)}
         self._values = trained
         self._before = self._tensors()
         self._attributes = {path: mark for path, mark, _ in self._walk()}
@@ -78,10 +82,17 @@ class ChangeWatch:
         seen: set[int] = set()
         seen.update(map(id, self._module.modules()))
         for prefix, layer in self._module.named_modules():
+            place = f"{prefix}." if prefix else ""
             for name, value in list(vars(layer).items()):
                 if name not in _OF_MODULES:
-                    path = f"{prefix}.{name}" if prefix else name
-                    yield from _look(value, path, seen)
+                    yield from _look(value, f"{place}{name}", seen)
+            for name, buffer in layer._buffers.items():  # None at first, or of another size now
+                shape = None if buffer is None else tuple(as_real(buffer).shape)
+                if shape is None or shape != self._carried.get(f"{place}{name}"):
+                    yield from _look(buffer, f"{place}{name}", seen)
+            for name, value in _named_in(getattr(type(layer), "forward", None)):
+                if isinstance(value, _GENERATORS):
+                    yield from _look(value, f"{place}forward.{name}", seen)
         for other in self._others:
             yield from _look(other, getattr(other, "__name__", type(other).__name__), seen)
 
@@ -158,16 +169,8 @@ def _look(value: Any, path: str, seen: set[int]) -> Iterator[Found]:
     elif isinstance(value, Mapping | Sequence | Set):
         yield from _look_inside(value, path, seen)
     elif isinstance(value, FunctionType):
-        names = value.__code__.co_freevars
-        for name, cell in zip(names, value.__closure__ or (), strict=True):
-            try:
-                yield from _look(cell.cell_contents, f"{path}.{name}", seen)
-            except ValueError:  # not set yet
-                continue
-        for name in value.__code__.co_names:
-            named: Any = value.__globals__.get(name)
-            if type(named) in _SCALARS or isinstance(named, list | dict | set | torch.Tensor):
-                yield from _look(named, f"{path}.{name}", seen)
+        for name, named in _named_in(value):
+            yield from _look(named, f"{path}.{name}", seen)
     elif isinstance(value, MethodType):
         yield from _look(value.__self__, path, seen)
     elif isinstance(value, partial):
@@ -176,6 +179,19 @@ def _look(value: Any, path: str, seen: set[int]) -> Iterator[Found]:
     elif not isinstance(value, type | ModuleType | BuiltinFunctionType) and hasattr(value, "__dict__"):
         for name, part in list(vars(value).items()):
             yield from _look(part, f"{path}.{name}", seen)
+
+
+def _named_in(function: Any) -> Iterator[tuple[str, Any]]:
+    """Yield what a function's code names: what it encloses, and globals that hold values."""
+    if not isinstance(function, FunctionType):
+        return
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        with suppress(ValueError):  # not set yet
+            yield name, cell.cell_contents
+    for name in function.__code__.co_names:
+        named: Any = function.__globals__.get(name)
+        if type(named) in _SCALARS or isinstance(named, list | dict | set | torch.Tensor | _GENERATORS):
+            yield name, named
 
 
 def _look_inside(value: Any, path: str, seen: set[int]) -> Iterator[Found]:
@@ -228,10 +244,11 @@ def refuse_untrained(names: Sequence[str]) -> None:
 def refuse_attributes(names: Sequence[str]) -> None:
     """Refuse a forward pass whose result depends on attributes that it changes."""
     raise ModelError(
-        f"forward changes {_some(names)}, and the loss or its gradient depends on that. Python attributes "
-        "stay in one process of one executor. Register tensors by register_buffer (a counter as "
-        "torch.tensor(0), changed in place), which travel with the weights; take random numbers from torch's "
-        "global generator; a step gets batch.iteration and batch.epoch",
+        f"forward changes {_some(names)}, and the loss or its gradient depends on that. Python attributes, "
+        "and buffers that are None or of another size at first, stay in one process of one executor. "
+        "Register tensors by register_buffer (a counter as torch.tensor(0), changed in place), which travel "
+        "with the weights; take random numbers from torch's global generator; a step gets batch.iteration "
+        "and batch.epoch",
         code="model-state",
     )
 

@@ -77,11 +77,13 @@ class BufferVector:
             for tensors in (layer._parameters, layer._buffers)
             for name in tensors
         }
-        self._owners = [owners[spec.name] for spec in specs]
+        self._names = [spec.name for spec in specs]
+        self._owners = [owners[name] for name in self._names]
         self._known: list[Any] = [owner[name] for owner, name in self._owners]
-        self._tensors = [as_real(buffer) for buffer in self._known]
         self._stage = torch.empty(specs[-1].end if specs else 0, dtype=dtype, device=device)
         self._views = [self._stage[spec.offset : spec.end].view(spec.shape) for spec in specs]
+        own = zip(map(as_real, self._known), self._views, strict=True)
+        self._tensors = [buffer if buffer.shape == view.shape else view for buffer, view in own]
 
     def _current(self) -> list[torch.Tensor]:
         """Return the buffers, also those that the module assigned anew."""
@@ -90,6 +92,13 @@ class BufferVector:
             # One of another size is a cache that grew, and nothing that could be averaged.
             if now is None or now.shape != known.shape:
                 continue
+            if not torch.can_cast(now.dtype, known.dtype):
+                raise ModelError(
+                    f"the forward pass makes buffer {self._names[index]!r}, {known.dtype} when the fit "
+                    f"began, {now.dtype}: its values would be cut to the former from step to step. Register "
+                    f"it as {now.dtype}",
+                    code="model-output",
+                )
             # The view of a complex tensor's parts is of the memory that it had.
             if now is not known or known.is_complex():
                 self._known[index] = now

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import random
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -130,6 +131,65 @@ def test_counters_and_caches_that_nothing_reads_work(spark: Any) -> None:
 def test_a_counter_that_the_loss_depends_on_is_refused(spark: Any) -> None:
     with pytest.raises(ModelError, match=r"forward changes 'steps'.*register_buffer"):
         fit(spark, Counting(lambda m, y: y * 0.9**m.steps), [48])
+
+
+class Remembers(nn.Module):
+    """Has state that begins as a buffer of a type or size that it does not keep, or as none."""
+
+    def __init__(self, first: Any, then: Any) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer, self.then = nn.Linear(4, 1), then
+        self.register_buffer("state", first)
+
+    def forward(self, x: Any) -> Any:
+        self.state = self.then(self.state, x.detach())
+        return self.layer(x + self.state.float().mean(0))
+
+
+@pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
+@pytest.mark.parametrize(
+    ("first", "then", "words"),
+    [
+        (None, lambda state, x: x.mean(0) if state is None else state, "forward changes 'state'.*None"),
+        (torch.zeros(0, 4), lambda state, x: torch.cat([state, x]), "forward changes 'state'.*another size"),
+        (torch.tensor(0), lambda state, x: 0.5 * state + x.mean(), "torch.int64 .*torch.float32.*Register"),
+        (torch.tensor(False), lambda state, x: state + 1, "torch.bool .*torch.int64.*Register it as"),
+    ],
+    ids=["lazy", "grows", "integer", "bool"],
+)
+def test_buffers_that_cannot_travel_are_refused(
+    spark: Any, sizes: list[int], first: Any, then: Any, words: str
+) -> None:
+    with pytest.raises(ModelError, match=words):
+        fit(spark, Remembers(first, then), sizes, end_when=MaxIteration(20))
+
+
+def test_a_cache_in_a_buffer_that_was_none_works(spark: Any) -> None:
+    def then(state: Any, x: Any) -> Any:
+        return state if state is not None and len(state) >= len(x) else torch.ones(len(x), x.shape[1])
+
+    expected, _ = in_torch(Remembers(torch.ones(1, 4), lambda state, _: state), [48])
+    found = fit(spark, Remembers(None, then), [48], end_when=MaxIteration(STEPS)).module
+    assert torch.equal(found.layer.weight, expected.layer.weight)
+
+
+@pytest.mark.parametrize("make", [torch.Generator, np.random.default_rng, random.Random])
+def test_a_generator_that_only_forward_knows_is_refused(spark: Any, make: Any) -> None:
+    """Each process would have a copy: the same numbers in all partitions, others for another job size."""
+    found = make()
+
+    class Noisy(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 1)
+
+        def forward(self, x: Any) -> Any:
+            drawn = torch.rand((), generator=found) if make is torch.Generator else found.random()
+            return self.layer(x + drawn)
+
+    with pytest.raises(ModelError, match=r"forward changes 'forward\.found'.*torch's global generator"):
+        fit(spark, Noisy(), [48])
 
 
 class Clamped(nn.Module):

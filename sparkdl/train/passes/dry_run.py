@@ -76,6 +76,7 @@ def dry_run(spec: FitSpec, data: Dataset) -> DryRunResult:
         except ModelError as error:
             culprit = "" if error.input is None else f"column {data.plan.columns[error.input].source!r}, "
             raise ModelError(f"{culprit}row 0 of the Dataset ({found}): {error}") from error.__cause__
+        replica.buffers(), replica.counters()  # which refuses those of another type now
         refuse_untrained(watch.untrained())
         written, moving = watch.tensors()
         refuse_trained(written)
