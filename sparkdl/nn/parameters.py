@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Collection, Container, Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -122,8 +123,7 @@ def _reject_overlap(params: Sequence[tuple[str, nn.Parameter]]) -> None:
                 "Parameter of the tensor before expand() and expand it in forward",
                 code="model-parameters",
             )
-        last = sum(stride * (size - 1) for stride, size in zip(p.stride(), p.shape, strict=True))
-        ranges.append((p.data_ptr(), p.data_ptr() + (last + 1) * p.element_size(), name))
+        ranges.append((*_range(p), name))
     ranges.sort()
     for (_, end, owner), (start, _, name) in pairwise(ranges):
         if start < end:
@@ -132,6 +132,35 @@ def _reject_overlap(params: Sequence[tuple[str, nn.Parameter]]) -> None:
                 "memory; tie them by assigning the same Parameter object to both",
                 code="model-parameters",
             )
+
+
+def refuse_aliases(module: nn.Module) -> None:
+    """Refuse buffers and attributes in the memory of trained parameters: tasks would have copies of them."""
+    ranges = sorted((*_range(p), name) for name, p in trainable(module) if p.numel())
+    starts, trained = [start for start, *_ in ranges], {id(p) for _, p in trainable(module)}
+    for prefix, layer in module.named_modules():
+        own = {n: t for n, t in vars(layer).items() if isinstance(t, torch.Tensor) and id(t) not in trained}
+        for name, tensor in {**own, **layer._buffers}.items():
+            if tensor is None or not is_dense(tensor) or not tensor.numel():
+                continue
+            if f"{name}_orig" in layer._parameters:
+                continue  # spectral_norm, which computes it before each forward pass
+            start, end = _range(tensor)
+            last = bisect_left(starts, end) - 1
+            if last >= 0 and ranges[last][1] > start:
+                path, owner = f"{prefix}.{name}" if prefix else name, ranges[last][2]
+                raise ModelError(
+                    f"{path!r} of {type(module).__name__} lies in the memory of parameter {owner!r}: tasks "
+                    "have copies of both, so that it would keep its values while the parameter is trained. "
+                    "Take it from the parameter in forward, with .detach() if no gradient is to flow",
+                    code="model-parameters",
+                )
+
+
+def _range(tensor: torch.Tensor) -> tuple[int, int]:
+    """Return the addresses between which a tensor's elements lie."""
+    last = sum(stride * (size - 1) for stride, size in zip(tensor.stride(), tensor.shape, strict=True))
+    return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()
 
 
 def sparse_tables(module: nn.Module) -> list[int]:

@@ -31,6 +31,7 @@ from sparkdl.nn.parameters import (
     layout_of,
     moving_with_buffers,
     nothing_to_train,
+    refuse_aliases,
     sparse_tables,
     trainable,
 )
@@ -89,6 +90,7 @@ class Recipe:
         with _trainable(module, unfreezes) as frozen:
             spec, group_of = optimizer_spec(optimizer, module, groups)
             tried = tried_optimizer(spec, layout_of(module, group_of))
+            refuse_aliases(module)
             spec, layout = tried.spec, tried.layout
             keyed = check_keyed(module, layout, spec, config)
             sparse, dense = sparse_tables(module), dense_tables(module)

@@ -192,6 +192,29 @@ def test_a_generator_that_only_forward_knows_is_refused(spark: Any, make: Any) -
         fit(spark, Noisy(), [48])
 
 
+class Alias(nn.Module):
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Linear(4, 4)
+        if kind == "buffer":
+            self.register_buffer("other", self.layer.weight.detach())
+        elif kind == "parameter":
+            self.register_buffer("other", self.layer.weight)
+        else:
+            self.other = self.layer.weight.t() if kind == "view" else self.layer.weight.data[1:]
+
+    def forward(self, x: Any) -> Any:
+        return (self.layer(x) @ self.other.T).sum(1, keepdim=True)
+
+
+@pytest.mark.parametrize("kind", ["buffer", "parameter", "view", "part"])
+def test_a_tensor_in_the_memory_of_a_parameter_is_refused(spark: Any, kind: str) -> None:
+    """In torch it follows the parameter, which it could not in tasks."""
+    with pytest.raises(ModelError, match=r"'other' of Alias lies in the memory of parameter 'layer\.weight'"):
+        fit(spark, Alias(kind), [48])
+
+
 class Clamped(nn.Module):
     def __init__(self) -> None:
         super().__init__()
