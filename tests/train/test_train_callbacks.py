@@ -13,7 +13,7 @@ from torch import nn
 
 import sparkdl.train
 from sparkdl.allreduce.shard_states import Snapshot
-from sparkdl.exceptions import ConfigError
+from sparkdl.exceptions import ConfigError, SparkdlWarning
 from sparkdl.nn.flat import FlatModule, write_back
 from sparkdl.train.checkpoint import latest, load_weights
 from sparkdl.train.checkpoint.resume import ResumePoint
@@ -196,13 +196,16 @@ def test_early_stopping_can_be_used_again():
 def test_early_stopping_of_a_resumed_run_waits_for_what_is_left():
     start = TrainState(epoch=2, iteration=4, validations=2, score=0.5, best_score=0.9, stale=1)
     driver = Driver([EarlyStopping(2)], scores=scores(0, 0, 0.6), start=start)
-    assert driver.fit(9) == 6  # the best weights are of the run before
+    with pytest.warns(SparkdlWarning, match=r"the best score, 0\.9, is that of a validation before"):
+        assert driver.fit(9) == 6  # the best weights are of the run before
     assert driver.run.stopped
+    better = Driver([EarlyStopping(2)], scores=scores(0, 0, 0.95, 0.1), start=start)
+    assert better.fit(4) == 6
 
 
 def test_early_stopping_of_a_run_that_it_has_stopped_before_trains_no_further():
     start = TrainState(epoch=4, iteration=8, validations=4, score=0.7, best_score=0.9, stale=2)
-    driver = Driver([EarlyStopping(2)], scores=scores(0, 0, 0, 0, 0.95), start=start)
+    driver = Driver([EarlyStopping(2, restore_best=False)], scores=scores(0, 0, 0, 0, 0.95), start=start)
     driver.fit(9)
     assert (driver.run.state.iteration, bool(driver.run.stopped)) == (8, True)
 

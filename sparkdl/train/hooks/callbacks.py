@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import warnings
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from sparkdl.allreduce.shard_states import Snapshot
+from sparkdl.exceptions import SparkdlWarning
 from sparkdl.train.hooks.base import Hook
 from sparkdl.train.options.checks import integer_option, trigger_option
 from sparkdl.train.options.triggers import EveryIterations, Trigger
@@ -80,6 +82,13 @@ class EarlyStopping(Hook):
                 run.state.best_score,
                 run.state.stale,
             )
+        elif self.restore_best and run.state.stale > 0 and not math.isnan(run.state.best_score):
+            message = (
+                f"EarlyStopping: the best score, {run.state.best_score:.6g}, is that of a validation before "
+                "the run went on with this hook, which does not have its weights: the run ends with the last "
+                "ones. Checkpoints of that time may have them"
+            )
+            warnings.warn(SparkdlWarning(message, code="config-resume"), stacklevel=4)
         self._best = None
 
 
