@@ -17,6 +17,7 @@ TASK = 1
 STALENESS = 2
 OPTIMIZER = 3
 SHARES = 4
+POPULATION = 5
 
 
 def derive(stream: int, *coordinates: int) -> int:

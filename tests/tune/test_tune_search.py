@@ -14,6 +14,7 @@ import numpy as np
 import optuna
 import pytest
 
+from sparkdl import seeding
 from sparkdl.exceptions import ConfigError
 from sparkdl.tune import (
     ASHA,
@@ -267,6 +268,15 @@ def test_a_pruner_of_optuna_decides() -> None:
     assert {trial.status for trial in made.trials} == {"stopped", "finished"}
     with pytest.raises(ConfigError, match=r"pruner='median'.*expected one of Optuna"):
         Pruned("median")  # type: ignore[arg-type]
+
+
+def test_a_population_draws_from_a_stream_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With that of tasks its draws would be those of the dropout masks of trials with the search's seed."""
+    streams, derive = set(), seeding.derive
+    monkeypatch.setattr(seeding, "derive", lambda stream, *more: streams.add(stream) or derive(stream, *more))
+    assert any(trial.copies for trial in search(PBT(interval=3), trials=8).trials)
+    assert streams == {seeding.POPULATION}
+    assert len({seeding.POPULATION, seeding.ORDER, seeding.TASK, seeding.SHARES}) == 4
 
 
 def test_population_copies_weights_and_params_of_the_best() -> None:

@@ -106,7 +106,7 @@ class PBT(Scheduler):
             replaced = trial.number in worst or trial.status == "diverged"
             if replaced and best and trial not in best:
                 random = np.random.default_rng(
-                    seeding.derive(seeding.TASK, self._outline.seed, reached, trial.number)
+                    seeding.derive(seeding.POPULATION, self._outline.seed, reached, trial.number)
                 )
                 donor = best[int(random.integers(len(best)))]
                 copies.append(Go(trial.number, until, donor.number, self._explored(donor.params, random)))
