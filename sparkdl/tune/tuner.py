@@ -271,7 +271,7 @@ class Tuner:
         asker = Asker(self.space, sampler, **shown, resume=resume, first=self.first)
         count = self._trials or asker.count or self.scheduler.trials(self.max_epochs) or _TRIALS
         count = min(count, asker.count or count)
-        self.scheduler.begin(Outline(count, self.max_epochs, self.space, self.seed))
+        self.scheduler.begin(Outline(count, self.max_epochs, self.space, self.seed, sign))
         setting = self._setting(count, data, divided)
         before = {**setting, "space": self.space.describe_before()}
         if self.folder is not None:

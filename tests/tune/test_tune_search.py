@@ -270,6 +270,27 @@ def test_a_pruner_of_optuna_decides() -> None:
         Pruned("median")  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("bounds", [{"upper": 1.0}, {"lower": 0.1}])
+def test_a_pruner_sees_the_values_of_the_metric_as_it_is(bounds: dict[str, float]) -> None:
+    """Beside Optuna: losses were turned, so a bound above stopped no trial, and one below all of them."""
+    losses = [0.5, 5.0, 0.05]
+    scheduler = Pruned(optuna.pruners.ThresholdPruner(**bounds))
+    scheduler.begin(Outline(3, 2, SPACE, 0, sign=-1))
+    stopped = []
+    for number, loss in enumerate(losses):
+        trial: Any = SimpleNamespace(number=number, epochs=1, last=-loss, is_over=False)
+        stopped.append(scheduler.reported(trial, []) == "stop")
+    study = optuna.create_study(direction="minimize", pruner=optuna.pruners.ThresholdPruner(**bounds))
+    expected = []
+    for loss in losses:
+        asked = study.ask()
+        asked.report(loss, 1)
+        expected.append(asked.should_prune())
+    assert stopped == expected
+    assert any(stopped)
+    assert not all(stopped)
+
+
 def test_a_population_draws_from_a_stream_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """With that of tasks its draws would be those of the dropout masks of trials with the search's seed."""
     streams, derive = set(), seeding.derive

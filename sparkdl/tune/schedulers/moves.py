@@ -41,12 +41,14 @@ class Outline:
         max_epochs: most epochs of a trial.
         space: the space.
         seed: seed of the search.
+        sign: 1 if larger values of the metric are better, else -1: trials have its values times this.
     """
 
     trials: int
     max_epochs: int
     space: Space
     seed: int
+    sign: int = 1
 
 
 class Scheduler(ABC):

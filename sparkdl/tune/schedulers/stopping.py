@@ -88,7 +88,7 @@ class Pruned(Scheduler):
     """Trials run until a pruner of Optuna stops them.
 
     Args:
-        pruner: decides after each rung; it sees values of which larger ones are better.
+        pruner: decides after each rung, by the metric's values.
         rung: epochs between two decisions.
 
     Raises:
@@ -106,10 +106,10 @@ class Pruned(Scheduler):
 
     def begin(self, outline: Outline) -> None:
         """See :class:`Scheduler`."""
-        self._max = outline.max_epochs
+        self._max, self._sign = outline.max_epochs, outline.sign
         with Quiet():
             self._study = optuna.create_study(
-                direction="maximize",
+                direction="maximize" if outline.sign > 0 else "minimize",
                 pruner=self._pruner,
                 sampler=optuna.samplers.RandomSampler(seed=outline.seed),
                 study_name="sparkdl",
@@ -125,7 +125,7 @@ class Pruned(Scheduler):
         shadow = self._trials.get(trial.number)
         if shadow is None:
             shadow = self._trials[trial.number] = self._study.ask()
-        value = trial.last
+        value = self._sign * trial.last
         if math.isfinite(value):
             shadow.report(value, trial.epochs)
         ended = trial.is_over
