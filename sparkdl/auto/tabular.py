@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -13,10 +14,12 @@ from pyspark.sql import DataFrame
 from pyspark.sql.types import BooleanType, DecimalType, FractionalType, StringType
 
 from sparkdl.auto.leaderboard import Entry, Leaderboard, entries_of
-from sparkdl.exceptions import ConfigError, DataError
+from sparkdl.exceptions import ConfigError, DataError, SparkdlWarning
+from sparkdl.metrics import LOSS
 from sparkdl.ml.estimators.estimator import TorchClassifier, TorchRegressor
 from sparkdl.ml.estimators.fits_torch import FitsTorch
 from sparkdl.ml.estimators.fitting import check_rows
+from sparkdl.saved.digest import stable_digest
 from sparkdl.tune import ASHA, SearchResult, TorchTuner, loguniform, uniform
 
 Task = Literal["classification", "regression"]
@@ -122,6 +125,16 @@ class AutoTabular(Estimator[Any]):
         self.results: dict[str, SearchResult] = {}
         for candidate in (candidates or default_candidates(task or "classification")).values():
             self._tuner(candidate, [labelCol], 1)  # an option that cannot work is told now
+        losses = {stable_digest(each.estimator.loss) for each in (candidates or {}).values()}
+        if len(losses) > 1 and options.get("metric", "val/loss").rpartition("/")[2] == LOSS:
+            warnings.warn(
+                SparkdlWarning(
+                    "candidates: their estimators have different losses, whose values say nothing about each "
+                    "other; give metric=, one of the metrics that all estimators have",
+                    code="config",
+                ),
+                stacklevel=2,
+            )
 
     def _fit(self, dataset: DataFrame) -> Any:
         began = time.monotonic()

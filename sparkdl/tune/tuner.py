@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, Literal
@@ -16,8 +17,10 @@ from sparkdl.compute.worker import MOST_FITS
 from sparkdl.data.columns import ColumnLike, Columns
 from sparkdl.data.dataset import Dataset
 from sparkdl.data.shares import folds_of, share_of, shares_of
-from sparkdl.exceptions import ConfigError
-from sparkdl.saved.digest import class_and_digest
+from sparkdl.exceptions import ConfigError, SparkdlWarning
+from sparkdl.metrics import LOSS
+from sparkdl.nn.objective import LossObjective, Objective
+from sparkdl.saved.digest import class_and_digest, label_of, stable_digest
 from sparkdl.train.fit import Chosen, datasets_of
 from sparkdl.train.interrupt import interruptible
 from sparkdl.train.options.checks import integer_option
@@ -169,6 +172,7 @@ class Tuner:
             )
         self.scheduler: Scheduler = scheduler or FIFO()
         self._trials = trials
+        self._losses: dict[str, str] = {}
         self.result: SearchResult | None = None
 
     def fit(
@@ -261,7 +265,27 @@ class Tuner:
             raise ConfigError(f"train returned a {type(found).__name__}; expected a sparkdl.Trainer")
         if self.per_trial == "task":
             check_alone(found)
+        self._compare_loss(found.objective)
         return found
+
+    def _compare_loss(self, objective: Objective) -> None:
+        """Warn once if trials have several losses, and are compared by them."""
+        if self.metric.rpartition("/")[2] != LOSS or not isinstance(objective, LossObjective):
+            return
+        digest = stable_digest(objective.loss)
+        if digest is None or digest in self._losses:
+            return
+        self._losses[digest] = label_of(objective.loss)
+        if len(self._losses) == 2:
+            losses = " and ".join(self._losses.values())
+            warnings.warn(
+                SparkdlWarning(
+                    f"metric={self.metric!r}: trials have different losses, {losses}, whose values say "
+                    "nothing about each other; compare by one of the Trainer's metrics=",
+                    code="config",
+                ),
+                stacklevel=2,
+            )
 
     def _run(
         self, data: Dataset, sets: Mapping[str, Dataset], divided: Folds, resume: bool, retried: Retried
@@ -276,6 +300,7 @@ class Tuner:
         before = {**setting, "space": self.space.describe_before()}
         if self.folder is not None:
             setting |= describe_datasets(data, sets, self.per_trial == "cluster")
+        self._losses.clear()
         retried.begun()
         with ExitStack() as stack:
             journal = stack.enter_context(Journal(self.folder, setting, resume, before))

@@ -9,11 +9,12 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from torch import nn
 
 from sparkdl import Predictor, TorchClassifier, TorchRegressor
 from sparkdl.auto import AutoTabular, Candidate
 from sparkdl.auto.tabular import FIRST, default_candidates
-from sparkdl.exceptions import ConfigError, DataError
+from sparkdl.exceptions import ConfigError, DataError, SparkdlWarning
 from sparkdl.ml import TorchClassificationModel
 
 QUICK: dict[str, Any] = {"trials": 2, "max_epochs": 2, "progress": False, "timeout": 300.0}
@@ -96,3 +97,13 @@ def test_options_that_cannot_work_are_told_at_once() -> None:
     ):
         with pytest.raises(ConfigError, match=message):
             AutoTabular(labelCol="y", **options)  # type: ignore[arg-type]
+
+
+def test_candidates_with_different_losses_are_compared_with_a_warning() -> None:
+    space = {"learningRate": [1e-3, 1e-2]}
+    losses: list[Any] = [None, nn.HuberLoss()]
+    both = {str(n): Candidate(TorchRegressor(loss=loss), space) for n, loss in enumerate(losses)}
+    with pytest.warns(SparkdlWarning, match="their estimators have different losses"):
+        AutoTabular(labelCol="y", candidates=both)
+    AutoTabular(labelCol="y", candidates=both, metric="val/mean_absolute_error", mode="min")
+    AutoTabular(labelCol="y", candidates={"0": both["0"], "1": both["0"]})

@@ -19,7 +19,7 @@ from support import searches
 from torch import nn
 
 from sparkdl import Trainer, tune
-from sparkdl.exceptions import ConfigError
+from sparkdl.exceptions import ConfigError, SparkdlWarning
 from sparkdl.saved.digest import stable_digest
 from sparkdl.tune.running.journal import Journal
 from sparkdl.tune.space import Space
@@ -34,7 +34,7 @@ def test_choices_that_print_alike_are_different_trials(spark: Any) -> None:
         sgd = partial(torch.optim.SGD, lr=0.0)
         return Trainer(nn.Linear(6, 2), loss=params["loss"], optimizer=sgd, batch_size=96)
 
-    with searches.rows(spark) as data:
+    with searches.rows(spark) as data, pytest.warns(SparkdlWarning, match="trials have different losses"):
         found = tune.Tuner(train, space, search="grid", max_epochs=1, progress=False).fit(data)
     torch.manual_seed(0)
     output = nn.Linear(6, 2)(torch.from_numpy(searches.FEATURES))

@@ -17,9 +17,9 @@ from torchmetrics.classification import MulticlassAccuracy
 
 from sparkdl import Dataset, Trainer, attempts, tune
 from sparkdl.data.shares import folds_of, shares_of
-from sparkdl.exceptions import ConfigError, ModelError
+from sparkdl.exceptions import ConfigError, ModelError, SparkdlWarning
 from sparkdl.train.hooks.callbacks import EarlyStopping
-from sparkdl.train.options.triggers import MaxEpoch
+from sparkdl.train.options.triggers import EveryIterations, MaxEpoch
 from sparkdl.tune import shown
 from sparkdl.tune.running import runners
 from sparkdl.tune.running.advance import Advanced
@@ -29,6 +29,8 @@ RANDOM = np.random.default_rng(0)
 FEATURES = RANDOM.normal(size=(96, 6)).astype(np.float32)
 LABELS = (FEATURES[:, 0] * FEATURES[:, 1] > 0).astype(np.int64)
 ACCURACY = "val/multiclass_accuracy"
+METRIC = MulticlassAccuracy(num_classes=2, average="micro")
+FIXED = {"width": 4, "rows": 16}
 SPACE = {"lr": tune.loguniform(1e-3, 1e-1), "width": [4, 16], "rows": 16}
 
 
@@ -42,7 +44,7 @@ def make(params: dict[str, Any]) -> Trainer:
         optimizer=partial(torch.optim.Adam, lr=params["lr"]),
         batch_size=params["rows"],
         schedule=partial(torch.optim.lr_scheduler.ExponentialLR, gamma=0.9),
-        metrics=MulticlassAccuracy(num_classes=2, average="micro"),
+        metrics=METRIC,
         progress=False,
     )
 
@@ -299,6 +301,22 @@ def test_a_hook_ends_a_trial_whatever_its_rungs_are(spark: Any, folds: int | Non
             ends.append({t.params["patience"]: (t.status, t.epochs, t.last) for t in found.trials})
     assert ends[0] == ends[1] == ends[2]
     assert all(status == "finished" and epochs < 8 for status, epochs, _ in ends[0].values())
+
+
+def test_trials_with_different_losses_are_compared_with_a_warning(spark: Any) -> None:
+    def train(params: dict[str, Any]) -> Trainer:
+        sgd = partial(torch.optim.SGD, lr=0.1)
+        return Trainer(nn.Linear(6, 2), loss=params["loss"], optimizer=sgd, metrics=METRIC, progress=False)
+
+    losses = [nn.CrossEntropyLoss(label_smoothing=smoothing) for smoothing in (0.0, 0.1)]
+    options: dict[str, Any] = {"search": "grid", "trials": None, "max_epochs": 1, "scheduler": None}
+    with rows(spark) as data:
+        with pytest.warns(SparkdlWarning, match="metric='val/loss': trials have different losses, Cross"):
+            tuner(train, {"loss": losses}, metric="val/loss", mode=None, **options).fit(data, 0.2)
+        tuner(train, {"loss": losses}, **options).fit(data, 0.2)
+        tuner(
+            train, {"loss": [nn.CrossEntropyLoss() for _ in losses]}, metric="loss", mode=None, **options
+        ).fit(data)
 
 
 def test_shared_rows_are_those_of_the_dataset_in_the_order_of_their_source(spark: Any) -> None:
