@@ -19,8 +19,8 @@ from sparkdl.ml.persistence.stored import explained
 from sparkdl.train.trainer import Trainer
 from sparkdl.tune import saving
 from sparkdl.tune.result import BestTrial, SearchResult
+from sparkdl.tune.schedulers.stopping import FIFO
 from sparkdl.tune.tuner import Tuner
-
 
 class TorchTuner(Estimator[Any], MLWritable, MLReadable[Any]):
     """Searches the Params of a torch estimator, and fits it with the best ones.
@@ -87,7 +87,12 @@ class TorchTuner(Estimator[Any], MLWritable, MLReadable[Any]):
         # Of n folds a trial trains n models on all rows but one n-th each.
         share = self.estimator.getValidationFraction()
         refit = 1 / (1 - share) if share else 1.0 if self._has_validation() else 1 / max(1, self.numFolds - 1)
-        options = {"seed": self.estimator.getSeed() % (1 << 32), "refit": refit, **self.options}
+        options: dict[str, Any] = {"seed": self.estimator.getSeed() % (1 << 32), "refit": refit}
+        patience = value_of(self.estimator, self.estimator.earlyStoppingPatience)
+        if patience is not None or "earlyStoppingPatience" in self.space:
+            # Or the fit at the end has the epochs after the best one, too.
+            options["scheduler"] = FIFO(rung=1)
+        options |= self.options
         return Tuner(train, self.space, metric=self.metric, **options)
 
     def _has_validation(self) -> bool:

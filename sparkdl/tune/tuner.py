@@ -60,7 +60,8 @@ class Tuner:
     Args:
         train: from a dict of params to a Trainer; called on the driver with torch's generator seeded by
             ``seed``, so modules begin alike. ``end_when`` of the Trainer is not asked: the search decides how
-            far trials go. Its hooks run where the trial does; one that stops the run ends the trial.
+            far trials go. Its hooks run where the trial does; one that stops the run ends the trial, with the
+            weights that it has: no rung goes back to better ones, as ``EarlyStopping`` does.
         space: by name a distribution such as ``tune.loguniform(1e-4, 1e-1)``, a list of values, or a
             constant.
         metric: by which trials are compared: ``"loss"``, the training loss of an epoch, or a validation score

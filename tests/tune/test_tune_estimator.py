@@ -102,3 +102,13 @@ def test_what_is_no_param_is_an_error() -> None:
         tune.TorchTuner(estimator=TorchClassifier(), space={"learningrate": [1, 2]})
     with pytest.raises(ConfigError, match=r"estimator=int: expected a torch estimator"):
         tune.TorchTuner(estimator=3, space={"lr": [1, 2]})  # type: ignore[arg-type]
+
+
+def test_with_early_stopping_each_epoch_is_a_rung() -> None:
+    def rung(estimator: TorchClassifier, **options: Any) -> Any:
+        tuner = tune.TorchTuner(estimator=estimator, space={"learningRate": [1e-3, 1e-2]}, **options)
+        return tuner._tuner(lambda _: None).scheduler.describe()
+
+    stops = TorchClassifier(earlyStoppingPatience=2, validationFraction=0.2)
+    assert (rung(stops), rung(TorchClassifier())) == ("FIFO(rung=1)", "FIFO(rung=None)")
+    assert rung(stops, scheduler=tune.FIFO(3)) == "FIFO(rung=3)"

@@ -303,6 +303,26 @@ def test_a_hook_ends_a_trial_whatever_its_rungs_are(spark: Any, folds: int | Non
     assert all(status == "finished" and epochs < 8 for status, epochs, _ in ends[0].values())
 
 
+def test_a_value_is_that_of_the_state_at_the_end_of_the_rung(spark: Any) -> None:
+    """Scores from inside an epoch are of other weights: they count for nothing."""
+    with rows(spark) as data, rows(spark, 2, 0, 40) as validation:
+        options: dict[str, Any] = {"metric": "val/loss", "mode": None, "scheduler": None, "trials": 1}
+        every = tuner(
+            lambda p: _with(make(p), validate_when=EveryIterations(1)), {"lr": [0.1], **FIXED}, **options
+        )
+        found = every.fit(data, validation)
+        alone = every.trainer(found.get_best().params)
+        alone.module.load_state_dict(found.module().state_dict())
+        assert found.get_best().value == pytest.approx(alone.evaluate(validation)["loss"])
+        inside = tuner(
+            lambda p: _with(make(p), validate_when=EveryIterations(4)), {"lr": [0.1], **FIXED}, **options
+        )
+        with pytest.raises(
+            ConfigError, match=r"report loss at the end of a rung.*validate_when=EveryEpoch\(\)"
+        ):
+            inside.fit(data, validation)
+
+
 def test_trials_with_different_losses_are_compared_with_a_warning(spark: Any) -> None:
     def train(params: dict[str, Any]) -> Trainer:
         sgd = partial(torch.optim.SGD, lr=0.1)

@@ -93,10 +93,11 @@ def _scratch() -> Path:
 def reports_of(history: History, done: int) -> list[dict[str, float]]:
     """Return the values of each epoch of a history after the first ``done`` ones.
 
-    They are ``loss``, the mean training loss over the epoch's rows, and each validation score by its set and
-    metric, such as ``val/accuracy``: the last one of the epoch.
+    They are ``loss``, the mean training loss over the epoch's rows, and each validation score at its end by
+    set and metric, such as ``val/accuracy``: those inside an epoch are not of the state that a rung leaves.
     """
     epochs = history.column("epoch")
+    ends = dict(zip(epochs, history.column("iteration"), strict=True))
     losses, samples = history.column("loss"), history.column("samples")
     totals: dict[int, list[float]] = {}
     for epoch, loss, count in zip(epochs, losses, samples, strict=True):
@@ -109,7 +110,7 @@ def reports_of(history: History, done: int) -> list[dict[str, float]]:
         if epoch > done
     }
     for row in history.validations:
-        if row["epoch"] in reports:
+        if row["epoch"] in reports and row["iteration"] == ends[row["epoch"]]:
             scores = {f"{row['name']}/{k}": float(v) for k, v in row.items() if k not in _PLACE}
             reports[row["epoch"]] |= scores
     return [reports[epoch] for epoch in sorted(reports)]

@@ -209,8 +209,8 @@ class Search:
         if result.ending in ("", "finished") and result.reports and self.metric not in result.reports[-1]:
             known = ", ".join(sorted(set(result.reports[-1]) - {"epoch"}))
             raise ConfigError(
-                f"metric={self.metric!r}: trials report {known}; take one, or give validation rows, and the "
-                "Trainer's metrics= for others"
+                f"metric={self.metric!r}: trials report {known} at the end of a rung; take one, or give "
+                "validation rows, and the Trainer's metrics= for others, with validate_when=EveryEpoch()"
             )
 
     def _end_all(self) -> None:
