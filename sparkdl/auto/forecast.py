@@ -19,6 +19,7 @@ from sparkdl.ml.series.forecast import forecast_rows
 from sparkdl.ml.series.stage import TimeSeriesEstimator, TimeSeriesModel
 from sparkdl.series import holt_winters
 from sparkdl.train.trainer import Trainer
+from sparkdl.tune.estimator import check_space
 from sparkdl.tune.result import SearchResult
 from sparkdl.tune.schedulers.stopping import MedianStopping
 from sparkdl.tune.space import loguniform
@@ -70,7 +71,7 @@ class AutoForecast(Estimator[Any]):
     Args:
         estimator: columns, horizon, frequency and all that the space does not choose.
         timeBudget: seconds for everything but the last fit, about; a fit that has begun ends.
-        space: by the name of a Param, such as ``"learningRate"``, ``"inferenceBatchSize"`` or
+        space: by the name of a Param, such as ``"learningRate"``, ``"batchSize"`` or
             ``"module.width"``, what :class:`sparkdl.tune.Tuner` takes; ``"candidate"`` chooses among
             :data:`CANDIDATES`. Columns, lengths and scales cannot be searched: all trials read the same
             windows.
@@ -111,12 +112,7 @@ class AutoForecast(Estimator[Any]):
         self.space = dict(SPACE if space is None else space)
         self.windows, self.trials, self.holtWinters = windows, trials, holtWinters
         self.options = dict(options)
-        fixed = {"horizon", "inputLength", "scaler", "missing", "frequency", "idCol", "timeCol", "labelCol"}
-        for name in self.space:
-            if name in fixed or (name != "candidate" and "." not in name and not estimator.hasParam(name)):
-                raise ConfigError(
-                    f"space: {name!r} is no Param that trials on the same windows can differ in"
-                )
+        check_space(self.space, estimator, "candidate", "architecture", "level")
         self._tuner(lambda _: None, 1.0)  # an option that cannot work is told now
 
     def copy(self, extra: Mapping[Param[Any], Any] | None = None) -> AutoForecast:

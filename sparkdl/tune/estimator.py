@@ -22,6 +22,33 @@ from sparkdl.tune.result import BestTrial, SearchResult
 from sparkdl.tune.schedulers.stopping import FIFO
 from sparkdl.tune.tuner import Tuner
 
+_OF_TRIALS = {
+    *("learningRate", "batchSize", "microBatchSize", "gradientClipNorm", "earlyStoppingPatience", "monitor"),
+    *("standardization", "shuffle", "seed", "precision", "codec", "transport", "verbose"),
+}
+"""Params in which trials on the same rows can differ; the search decides on their epochs."""
+
+
+def check_space(space: Mapping[str, Any], estimator: Any, *more: str) -> None:
+    """Check that trials, which all read the same rows, can differ in what a space names."""
+    for name in space:
+        if name in more or "." in name:
+            continue
+        if not estimator.hasParam(name):
+            raise ConfigError(f"space: {type(estimator).__name__} has no Param {name!r}")
+        if name not in _OF_TRIALS:
+            raise ConfigError(
+                f"space: all trials read the same rows, for as many epochs as the search gives them, so they "
+                f"cannot differ in {name!r}; set it on the estimator, or max_epochs= of the search"
+            )
+    for name in ("maxIter", "warmStartFrom"):
+        if value_of(estimator, estimator.getParam(name)) is not None:
+            raise ConfigError(
+                f"{name} is set: trials begin anew and are as long as the search says, unlike the fit at the "
+                "end; leave it out"
+            )
+
+
 class TorchTuner(Estimator[Any], MLWritable, MLReadable[Any]):
     """Searches the Params of a torch estimator, and fits it with the best ones.
 
@@ -72,9 +99,7 @@ class TorchTuner(Estimator[Any], MLWritable, MLReadable[Any]):
                 f"estimator={type(estimator).__name__}: expected a torch estimator of sparkdl such as "
                 "TorchClassifier()"
             )
-        for name in space:
-            if not estimator.hasParam(name) and "." not in name:
-                raise ConfigError(f"space: {type(estimator).__name__} has no Param {name!r}")
+        check_space(space, estimator)
         self.estimator = estimator
         self.space = dict(space)
         self.metric = metric

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from sparkdl.auto import AutoForecast, Entry, forecast
-from sparkdl.exceptions import ConfigError
+from sparkdl.exceptions import ConfigError, DataError
 from sparkdl.ml import TimeSeriesEstimator, TimeSeriesModel
 from sparkdl.ml.series import backtest
 from sparkdl.series import holt_winters
@@ -64,10 +64,14 @@ def test_the_best_of_a_search_beside_baselines_is_fitted_to_all_rows(real: Any, 
         (lambda: AutoForecast(3), "estimator=3: expected a TimeSeriesEstimator"),
         (lambda: AutoForecast(estimator(), timeBudget=0), "timeBudget=0: expected a positive number"),
         (lambda: AutoForecast(estimator(), windows=0), "windows=0: expected an integer"),
-        (lambda: AutoForecast(estimator(), space={"horizon": [1, 2]}), "space: 'horizon' is no Param that"),
+        (lambda: AutoForecast(estimator(), space={"horizon": [1, 2]}), "they cannot differ in 'horizon'"),
+        (
+            lambda: AutoForecast(estimator(), space={"windowStep": [1, 2]}),
+            "they cannot differ in 'windowStep'",
+        ),
         (
             lambda: AutoForecast(estimator(), space={"leaningRate": [1, 2]}),
-            "space: 'leaningRate' is no Param",
+            "space: TimeSeriesEstimator has no Param 'leaningRate'",
         ),
         (lambda: AutoForecast(estimator(), trials=0), "trials"),
         (

@@ -104,6 +104,24 @@ def test_what_is_no_param_is_an_error() -> None:
         tune.TorchTuner(estimator=3, space={"lr": [1, 2]})  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    "name", ["maxEpochs", "featuresCols", "handleInvalid", "validationFraction", "numPartitions"]
+)
+def test_trials_cannot_differ_in_rows_and_epochs(name: str) -> None:
+    """The search ignored them, and the fit at the end had the value of the trial that had won without it."""
+    values = {"maxEpochs": [2, 20], "featuresCols": [["x"], ["x", "z"]], "handleInvalid": "skip"}
+    with pytest.raises(ConfigError, match=f"space: all trials read the same rows.*cannot differ in '{name}'"):
+        tune.TorchTuner(
+            estimator=TorchClassifier(), space={name: values.get(name, [0.1, 0.2]), "learningRate": 1.0}
+        )
+
+
+@pytest.mark.parametrize("given", [{"maxIter": 10}, {"warmStartFrom": "there"}])
+def test_an_estimator_whose_fits_begin_or_end_elsewhere_is_refused(given: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=f"{next(iter(given))} is set: trials begin anew"):
+        tune.TorchTuner(estimator=TorchClassifier(**given), space={"learningRate": [1e-3, 1e-2]})
+
+
 def test_with_early_stopping_each_epoch_is_a_rung() -> None:
     def rung(estimator: TorchClassifier, **options: Any) -> Any:
         tuner = tune.TorchTuner(estimator=estimator, space={"learningRate": [1e-3, 1e-2]}, **options)
