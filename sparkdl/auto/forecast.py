@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from sparkdl.auto.leaderboard import Entry, Leaderboard
-from sparkdl.exceptions import ConfigError
+from sparkdl.exceptions import ConfigError, DataError
 from sparkdl.ml.series import backtest
 from sparkdl.ml.series.forecast import forecast_rows
 from sparkdl.ml.series.stage import TimeSeriesEstimator, TimeSeriesModel
@@ -147,6 +147,14 @@ class AutoForecast(Estimator[Any]):
         backtest.scored(self.estimator, [self.metric])  # one that is none is told now
         chosen = {NAIVE: with_params(self.estimator, {"architecture": "naive"})}
         entries = [self._scored(dataset, begins, NAIVE, chosen[NAIVE])]
+        if not math.isfinite(entries[0].value):  # nor has any other model a value
+            raise DataError(
+                f"metric={self.metric!r} has no value for any series: either none has values in its last "
+                f"{begins[0]} steps, or, for mase, none changes over a season of "
+                f"{self.estimator.getSeasonality()} steps before them. Choose another metric or seasonality, "
+                "or give longer series",
+                code="data-value",
+            )
         if self._compares():
             entries.append(self._holt_winters(dataset, begins))
         result = self._search(dataset, begins[0], max(1.0, SEARCH_SHARE * (end - time.monotonic())))

@@ -119,6 +119,16 @@ def without_work(monkeypatch: pytest.MonkeyPatch) -> list[TimeSeriesEstimator]:
     return fitted
 
 
+@pytest.mark.jvm
+def test_a_metric_without_a_value_is_refused_before_the_search(real: Any, monkeypatch: Any) -> None:
+    """Without one, the seasonal naive forecast was the best: of series that are shorter than a season."""
+    monkeypatch.setattr(AutoForecast, "_search", lambda *_: pytest.fail("it has searched"))
+    df = real.createDataFrame([("a", n, float(n)) for n in range(6)], "id string, time int, value double")
+    message = r"metric='mase' has no value for any series.*season of 4 steps"
+    with pytest.raises(DataError, match=message):
+        AutoForecast(estimator(), holtWinters=False).fit(df)
+
+
 def test_the_best_one_is_fitted_to_the_steps_that_have_validated_too(
     without_work: list[TimeSeriesEstimator],
 ) -> None:
