@@ -7,7 +7,14 @@ from pyspark.sql import functions as F
 
 from sparkdl.data.columns import quoted
 from sparkdl.exceptions import ConfigError, DataError
-from sparkdl.recsys.checks import check_columns, check_comparable, check_integer, check_new, one_group
+from sparkdl.recsys.checks import (
+    check_columns,
+    check_comparable,
+    check_integer,
+    check_new,
+    missing,
+    one_group,
+)
 
 VALUE, INDEX, COUNT, SHARE = "value", "index", "count", "share"
 """Columns of a table of categories."""
@@ -19,9 +26,9 @@ def count_categories(
     """Count the values of a column and number the frequent ones: a table for :func:`with_category`.
 
     It is a plain DataFrame with the columns ``value``, ``index`` (from 1, by falling count, equal counts in
-    the order of values), ``count`` and ``share`` (of all values that are not null, rare ones included). Keep
-    it with ``write.parquet``. Index 0 is for rare values, new values and null. One task sorts the frequent
-    values; for hundreds of millions of them take ids by a hash instead (:func:`with_hash`).
+    the order of values), ``count`` and ``share`` (of all values, rare ones included, without null and NaN).
+    Keep it with ``write.parquet``. Index 0 is for rare values, new values, null and NaN. One task sorts the
+    frequent values; for hundreds of millions of them take ids by a hash instead (:func:`with_hash`).
 
     Args:
         df: the rows to count in: those to train on.
@@ -46,7 +53,7 @@ def count_categories(
             code="data-type",
         )
     values = df.select(F.explode(F.array(*(quoted(name) for name in columns))).alias(VALUE))
-    counted = values.where(F.col(VALUE).isNotNull()).groupBy(VALUE).agg(F.count(F.lit(1)).alias(COUNT))
+    counted = values.where(~missing(values, VALUE)[0]).groupBy(VALUE).agg(F.count(F.lit(1)).alias(COUNT))
     shared = counted.crossJoin(counted.agg(F.sum(COUNT).alias(SHARE)))
     shared = shared.withColumn(SHARE, F.col(COUNT) / F.col(SHARE))
     frequent = shared.where(F.col(COUNT) >= min_count)
@@ -90,7 +97,7 @@ def with_category(
     if share is not None:
         added.append(F.col(SHARE).alias(share))
     joined = df.join(table.select(*added), quoted(column) == F.col(key), "left").drop(key)
-    for name, missing in ((index, F.lit(0)), (share, F.lit(0.0))):
+    for name, unknown in ((index, F.lit(0)), (share, F.lit(0.0))):
         if name is not None:
-            joined = joined.withColumn(name, F.coalesce(quoted(name), missing))
+            joined = joined.withColumn(name, F.coalesce(quoted(name), unknown))
     return joined

@@ -35,13 +35,8 @@ def check_new(df: DataFrame, owner: str, **columns: str | None) -> None:
             )
 
 
-def _type_of(df: DataFrame, name: str) -> DataType:
-    """Return a column's type; Spark finds it by a name in any case."""
-    return df.select(quoted(name)).schema.fields[0].dataType
-
-
 def _may_be_nan(df: DataFrame, name: str) -> bool:
-    return isinstance(_type_of(df, name), T.FloatType | T.DoubleType)
+    return isinstance(find_field(df, "column", name).dataType, T.FloatType | T.DoubleType)
 
 
 def missing(df: DataFrame, name: str) -> tuple[Column, str]:
@@ -80,7 +75,7 @@ def check_comparable(owner: str, found: tuple[DataFrame, str], other: tuple[Data
 
     So ``"07"`` would be 7, and two strings one number.
     """
-    kinds = [_type_of(df, name) for df, name in (found, other)]
+    kinds = [find_field(df, owner, name).dataType for df, name in (found, other)]
     families = (T.IntegralType, T.StringType | T.CharType | T.VarcharType)
     if kinds[0] != kinds[1] and not any(all(isinstance(kind, of) for kind in kinds) for of in families):
         raise DataError(

@@ -7,7 +7,6 @@ from pyspark.sql import functions as F
 
 from sparkdl.data.columns import quoted
 from sparkdl.exceptions import DataError
-from sparkdl.ml.stages.rowwise import find_field
 from sparkdl.recsys.checks import (
     check_columns,
     check_comparable,
@@ -68,14 +67,14 @@ def with_negatives(
     known = pairs.select(_ITEM)
     if seen is not None:
         check_columns(seen, f"{owner}: seen", user=user, item=item)
-        _check_type(df, seen, owner, "seen", item)
-        check_comparable(f"{owner}: seen", (df, user), (seen, user))
+        for name in (user, item):
+            check_comparable(f"{owner}: seen", (df, name), (seen, name))
         more = seen.select(quoted(user).alias(user), quoted(item).alias(_ITEM))
         pairs = pairs.union(more.join(df.select(quoted(user).alias(user)).distinct(), user, "left_semi"))
         known = known.union(more.select(_ITEM))
     if items is not None:
         check_columns(items, f"{owner}: items", item=item)
-        _check_type(df, items, owner, "items", item)
+        check_comparable(f"{owner}: items", (df, item), (items, item))
         known = items.select(quoted(item).alias(_ITEM))
     numbered = _numbered(known.where(~missing(known, _ITEM)[0]).distinct(), seed)
     total = _check_counts(df, owner, user, item, pairs, numbered)
@@ -124,16 +123,6 @@ def _numbered(items: DataFrame, seed: int) -> DataFrame:
     """Number different items from 0, in an order that says nothing about them."""
     order = Window.partitionBy(one_group(_ITEM)).orderBy(F.xxhash64(_ITEM, F.lit(seed).cast("bigint")), _ITEM)
     return items.withColumn(_NUMBER, F.row_number().over(order) - 1)
-
-
-def _check_type(df: DataFrame, other: DataFrame, owner: str, argument: str, item: str) -> None:
-    mine, found = (find_field(frame, owner, item).dataType for frame in (df, other))
-    if mine != found:
-        raise DataError(
-            f"{owner}: {argument} has {item!r} as {found.simpleString()}, the DataFrame as "
-            f"{mine.simpleString()}: cast one of them",
-            code="data-type",
-        )
 
 
 def _check_counts(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
-from math import isfinite
+from math import inf, isfinite
 from typing import Any, Literal, Self, get_args
 
 from pyspark.sql import DataFrame
@@ -107,6 +107,7 @@ def with_scaled(
         summary: of the column, of :func:`summarise_numbers`.
         scale: ``"standard"`` for mean 0 and deviation 1; ``"min_max"`` for 0 to 1, new values outside are
             cut; ``"log"`` for the logarithm of 1 plus the distance from the smallest value, for counts.
+            Infinite values fail where rows are read, but for ``"min_max"``.
 
     Raises:
         ConfigError: if there is no such scale.
@@ -126,6 +127,9 @@ def with_scaled(
         above = F.greatest(value - summary.low, F.lit(0.0))
         span = summary.high - summary.low
         scaled = F.log1p(above) if scale == "log" else F.least(above / (span or 1.0), F.lit(1.0))
+    if scale != "min_max":  # which cuts values outside
+        wrong = F.lit(f"{owner}: column {summary.column!r} has infinite values; filter them")
+        scaled = F.when(F.abs(value) == F.lit(inf), F.raise_error(wrong)).otherwise(scaled)
     return df.withColumn(output, F.when(value.isNull() | F.isnan(value), 0.0).otherwise(scaled))
 
 

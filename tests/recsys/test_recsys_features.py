@@ -22,6 +22,7 @@ from sparkdl.recsys import (
     summarise_numbers,
     with_buckets,
     with_category,
+    with_hash,
     with_history,
     with_negatives,
     with_scaled,
@@ -73,6 +74,11 @@ def test_categories_are_numbered_by_count(spark: Any, events: Any, table: pd.Dat
         count_categories(events.selectExpr("user", "string(item) AS name"), "user", "name")
     with pytest.raises(ConfigError, match="index='n', share='n'"):
         with_category(names, "one", shared, index="n", share="n")
+    floats = spark.createDataFrame([(float("nan"),)] * 3 + [(1.0,), (None,)], "v double")
+    known = count_categories(floats, "v")
+    assert [tuple(row) for row in known.collect()] == [(1.0, 1, 1, 1.0)], "pandas has NaN for null"
+    coded = with_category(floats, "v", known, index="n").collect()
+    assert sorted(row.n for row in coded) == [0, 0, 0, 0, 1]
 
 
 def test_values_of_another_type_are_refused(spark: Any) -> None:
@@ -89,6 +95,17 @@ def test_values_of_another_type_are_refused(spark: Any) -> None:
         assert caught.value.code == "data-type"
     wide = with_category(numbers.selectExpr("bigint(v) AS v"), "v", count_categories(numbers, "v"), index="n")
     assert wide.collect() == [(7, 1)]
+
+
+def test_names_are_found_as_spark_finds_them(spark: Any) -> None:
+    rows = [("u", 1, 1.0), ("u", 2, 2.0), ("v", 3, 3.0)]
+    df = spark.createDataFrame(rows, "User string, Item int, Time double")
+    assert [row.length for row in with_history(df, 2).orderBy("Time").collect()] == [0, 1, 0]
+    assert [part.count() for part in leave_last_out(df)] == [2, 1]
+    assert with_negatives(df, 1).count() == 3
+    scaled = with_scaled(df, "z", summarise_numbers(df, "time")["time"]).toPandas()
+    np.testing.assert_allclose(scaled.z, (scaled.Time - 2) / np.std([1, 2, 3]))
+    assert with_hash(df, "id", "user").toPandas().id.tolist() == hash_ids(["u", "u", "v"]).tolist()
 
 
 def test_the_last_events_are_held_out(spark: Any, events: Any, table: pd.DataFrame) -> None:
@@ -257,8 +274,14 @@ def test_negatives_of_an_evaluation_and_in_rows(spark: Any) -> None:
         with_negatives(df.where("user = 'u'"), 1)
     with pytest.raises(DataError, match="'item' is null in 1 rows"):
         with_negatives(spark.createDataFrame([("u", None)], "user string, item string"), 1)
-    with pytest.raises(DataError, match="items has 'item' as int, the DataFrame as string"):
+    with pytest.raises(DataError, match="items has 'item' as int, the DataFrame 'item' as string"):
         with_negatives(df, 1, items=spark.createDataFrame([(1,)], "item int"))
+    wide = with_negatives(
+        spark.createDataFrame([("u", 1)], "user string, item int"),
+        2,
+        items=spark.createDataFrame([(1,), (2,), (1 << 40,)], "item long"),
+    ).collect()
+    assert sorted(wide[0].negatives) == [2, 1 << 40]
     with pytest.raises(DataError, match="seen has 'user' as int, the DataFrame 'user' as string"):
         with_negatives(df, 1, seen=spark.createDataFrame([(1, "c")], "user int, item string"))
 
@@ -294,6 +317,11 @@ def test_numbers_are_scaled_and_put_into_buckets(spark: Any) -> None:
     assert not table.iloc[400:][["standard", "min_max", "log", "bucket", "level"]].to_numpy().any()
     assert table.bucket[:400].tolist() == (np.searchsorted(x.splits, values, "right") + 1).tolist()
     assert table.level[:3].tolist() == [1, 2, 3]
+    infinite = spark.createDataFrame([(float("inf"),), (-float("inf"),)], "x double")
+    assert [row.y for row in with_scaled(infinite, "y", x, scale="min_max").collect()] == [1.0, 0.0]
+    for scale in ("standard", "log"):
+        with pytest.raises(Exception, match="with_scaled: column 'x' has infinite values"):
+            with_scaled(infinite, "y", x, scale=scale).collect()
     with pytest.raises(DataError, match="'x' has infinite values"):
         summarise_numbers(spark.createDataFrame([(float("inf"),)], "x double"), "x")
     with pytest.raises(DataError, match="'x' is null in all rows"):

@@ -53,9 +53,10 @@ class Settable(Params):
 
 
 def find_field(df: DataFrame, param: str, name: str) -> StructField:
-    """Return a column's field."""
+    """Return a column's field, found as Spark finds it: in any case, unless ``spark.sql.caseSensitive``."""
+    known = same_names(df, name)
     for field in df.schema.fields:
-        if field.name == name:
+        if field.name in known:
             return field
     raise DataError(
         f"{param} {name!r} is not in the DataFrame; it has {', '.join(sorted(df.columns))}",
