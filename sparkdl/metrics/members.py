@@ -8,9 +8,11 @@ score lies between these. Here metrics share a state if their settings say that 
 from __future__ import annotations
 
 import pickle
-from typing import Any
+from typing import Any, cast
 
+from torch import Tensor
 from torchmetrics import Metric, MetricCollection
+from torchmetrics.classification import MultilabelRankingLoss
 
 from sparkdl.metrics.spec import AnyMetric
 
@@ -35,7 +37,12 @@ class Member:
 
     def update(self, *positional: Any, **named: Any) -> None:
         """Add a batch."""
+        ranking = self.metric if isinstance(self.metric, MultilabelRankingLoss) else None
+        before = 0.0 if ranking is None else cast(Tensor, ranking.total).item()
         self._updates.update(*positional, **named)
+        if ranking is not None:  # of a batch whose rows have all labels, or none, it counts one row
+            preds = positional[0] if positional else named["preds"]
+            cast(Tensor, ranking.total).fill_(before + preds.numel() // ranking.num_labels)
         for other in self._others:
             for state in self.metric.metric_state:
                 setattr(other, state, getattr(self.metric, state))
