@@ -8,7 +8,7 @@ rows. Integer states are equal to the bit; sums of floats differ by rounding.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -158,27 +158,28 @@ def _array(tensor: Tensor, where: str) -> Array:
     return array
 
 
-def check_mergeable(name: str, metric: AnyMetric, update: Callable[[AnyMetric], None]) -> None:
-    """Try whether three parts give what one pass gives.
+def check_mergeable(name: str, metric: AnyMetric, *updates: Callable[[AnyMetric], None]) -> None:
+    """Try whether three parts, each of an update, or of the only one, give what one pass gives.
 
     Metrics need no registration: one whose states do not merge (a reduction is missing or wrong, or
     ``update`` keeps something outside of the states) is found by using it.
     """
 
-    def copy(updates: int) -> AnyMetric:
+    def copy(updates: Iterable[Callable[[AnyMetric], None]]) -> AnyMetric:
         fresh = metric.clone()
-        for _ in range(updates):
+        for update in updates:
             update(fresh)
         return fresh
 
+    every = updates if len(updates) == _PARTS else updates * _PARTS
     parts = []
-    for _ in range(_PARTS):
-        table, arrays = pack({name: copy(1)})
+    for update in every:
+        table, arrays = pack({name: copy([update])})
         parts.append(frame.unpack(frame.join(frame.pack({"states": table}, arrays))))
-    merged = copy(0)
+    merged = copy([])
     merge({name: merged}, parts)
     try:
-        expected, again = scores(name, copy(_PARTS)), scores(name, copy(_PARTS))
+        expected, again = scores(name, copy(every)), scores(name, copy(every))
     except ConfigError:
         raise
     except Exception:
@@ -186,7 +187,7 @@ def check_mergeable(name: str, metric: AnyMetric, update: Callable[[AnyMetric], 
     try:
         found = scores(name, merged)
         # A metric that draws random numbers gives something else each time: nothing to compare with.
-        if _agree(expected, found) or not _agree(expected, again):
+        if agree(expected, found) or not agree(expected, again):
             return
         what = f"{found!r:.200}"
     except Exception as error:
@@ -198,7 +199,7 @@ def check_mergeable(name: str, metric: AnyMetric, update: Callable[[AnyMetric], 
     )
 
 
-def _agree(expected: Mapping[str, float], found: Mapping[str, float]) -> bool:
+def agree(expected: Mapping[str, float], found: Mapping[str, float]) -> bool:
     """Whether two results have the same names and nearly the same values, where these are finite."""
     return expected.keys() == found.keys() and all(
         math.isclose(value, found[name], rel_tol=1e-3, abs_tol=1e-5)

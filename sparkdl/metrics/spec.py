@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor
 from torchmetrics import Metric, MetricCollection
+from torchmetrics.classification import BinaryFairness, BinaryGroupStatRates
 from torchmetrics.wrappers import Running
 
 from sparkdl.exceptions import ConfigError, SerializationError
@@ -106,6 +107,12 @@ def metric_specs(metrics: Metrics | None) -> dict[str, MetricSpec]:
                 raise ConfigError(
                     f"metric {name!r} has a running window, which depends on the order of all batches and "
                     "has no meaning over partitions; use the metric inside it"
+                )
+            if isinstance(leaf, BinaryFairness | BinaryGroupStatRates):
+                raise ConfigError(
+                    f"metric {name!r} ({type(leaf).__name__}) numbers the groups of a batch: where one "
+                    "is missing, it counts the next one's rows as its own. Take a metric for each group, "
+                    "with prepare= that chooses its rows"
                 )
         specs[name] = spec
     return specs

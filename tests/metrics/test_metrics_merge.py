@@ -29,6 +29,7 @@ from torchmetrics.classification import (
 from torchmetrics.regression import (
     MeanAbsoluteError,
     MeanSquaredError,
+    NormalizedRootMeanSquaredError,
     PearsonCorrCoef,
     R2Score,
 )
@@ -284,6 +285,17 @@ def test_good_metrics_pass_the_check(name: str) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # as check_metrics does: one row is not much
             check_mergeable("m", metric, lambda copy, rows=rows: copy.update(*(d[:rows] for d in data)))
+
+
+def test_unequal_parts_tell_what_equal_ones_do_not() -> None:
+    """Means of three equal parts are the whole's; those of others torchmetrics merges to something else."""
+    metric, data = NormalizedRootMeanSquaredError(num_outputs=3), (GRADED[:, :3], GRADED[:, 3:6])
+    cuts = [lambda copy, n=n: copy.update(*(d[n : 2 * n + 2] for d in data)) for n in range(3)]
+    check_mergeable("m", metric, cuts[0])
+    with pytest.raises(
+        ConfigError, match="metric 'm' .NormalizedRootMeanSquaredError. cannot be computed in"
+    ):
+        check_mergeable("m", metric, *cuts)
 
 
 def test_random_metrics_pass_the_check() -> None:

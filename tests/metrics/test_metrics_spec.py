@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torchmetrics import CatMetric, MeanMetric, MetricCollection, SumMetric
-from torchmetrics.classification import BinaryAUROC, MulticlassAccuracy, MulticlassF1Score
+from torchmetrics.classification import BinaryAUROC, BinaryFairness, MulticlassAccuracy, MulticlassF1Score
 from torchmetrics.regression import MeanSquaredError, R2Score
 from torchmetrics.wrappers import ClasswiseWrapper, Running
 
@@ -63,6 +63,7 @@ def test_names(metrics, names):
         ([[R2Score()]], "expected a torchmetrics.Metric"),
         ({"a": MetricSpec(R2Score(), None), "b": 3}, "metric 3: expected"),
         ({"window": Running(SumMetric(), 3)}, "'window' has a running window"),
+        ({"fair": BinaryFairness(2)}, "'fair' .BinaryFairness. numbers the groups of a batch"),
     ],
 )
 def test_bad_metrics(metrics, message):

@@ -23,7 +23,7 @@ from torchmetrics.regression import MeanSquaredError
 
 from sparkdl import Dataset
 from sparkdl.data.columns import ColumnPlan, make_plan, structure_of
-from sparkdl.exceptions import ConfigError, DataError, ModelError, SerializationError
+from sparkdl.exceptions import ConfigError, DataError, ModelError, SerializationError, SparkdlWarning
 from sparkdl.metrics import Loss, MetricSpec
 from sparkdl.nn import serialize
 from sparkdl.train.passes.evaluate import Evaluator, check_metrics
@@ -239,6 +239,17 @@ def test_mistakes_are_found_before_anything_runs(
 ) -> None:
     with pytest.raises(error, match=message):
         check(peekable(X, Y), metrics, **objective)
+
+
+def test_a_metric_that_depends_on_batches_is_told() -> None:
+    """A mean of batches' means: a batch of one row counts as much as one of many."""
+
+    def largest(output: Any, label: Any, inputs: Any) -> Any:
+        return output.max(1).values
+
+    assert check(peekable(X, Y), {"rows": (MeanMetric(), largest)}) == ["loss", "rows"]
+    with pytest.warns(SparkdlWarning, match=r"metric 'means' \(MeanMetric\) depends on how rows are cut"):
+        check(peekable(X, Y), {"means": (MeanMetric(), lambda *given: largest(*given).mean())})
 
 
 def test_transform_and_weights_are_checked_as_well() -> None:

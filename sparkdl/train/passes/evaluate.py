@@ -9,6 +9,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,12 +20,12 @@ from sparkdl.compute.spec import FitSpec
 from sparkdl.compute.worker import FitRef, Worker
 from sparkdl.data.dataset import Dataset
 from sparkdl.data.store import partition as store
-from sparkdl.exceptions import ConfigError, ModelError
+from sparkdl.exceptions import ConfigError, ModelError, SparkdlWarning
 from sparkdl.metrics import LOSS
 from sparkdl.metrics.logits import Logits, mixed, total
 from sparkdl.metrics.loss import Loss
-from sparkdl.metrics.merge import check_mergeable, merge, pack
-from sparkdl.metrics.spec import Metrics, MetricSpec, metric_specs, scores
+from sparkdl.metrics.merge import agree, check_mergeable, merge, pack
+from sparkdl.metrics.spec import AnyMetric, Metrics, MetricSpec, metric_specs, scores
 from sparkdl.nn import serialize
 from sparkdl.nn.batch import Batch
 from sparkdl.nn.flat import FlatModule
@@ -272,7 +273,7 @@ def check_metrics(shipped: bytes, data: Dataset, metrics: Metrics | None) -> Sco
         logged = Logged()
         with replica.evaluating():
             output = measure(spec, replica, batch, specs, logged, Logits())
-            _check_shapes(spec, replica, BatchReader.of(data).batch(some_rows(data)), specs)
+            notes = _check_shapes(spec, replica, BatchReader.of(data).batch(some_rows(data)), specs)
         for name, metric in specs.items():
             if isinstance(metric.metric, Loss):
                 if name != LOSS and not metric.metric.update_count:
@@ -288,25 +289,65 @@ def check_metrics(shipped: bytes, data: Dataset, metrics: Metrics | None) -> Sco
                 ),
             )
         names = _names(specs)
-        return ScoreNames(names, [*logged.scores(names)])
+    for message in notes:
+        warnings.warn(SparkdlWarning(message, code="config"), stacklevel=4)
+    return ScoreNames(names, [*logged.scores(names)])
 
 
 def _check_shapes(
     spec: FitSpec, replica: FlatModule, batch: Batch, metrics: Mapping[str, MetricSpec]
-) -> None:
-    """Check that loss and metrics compare each row's output with that row's label."""
+) -> list[str]:
+    """Check that loss and metrics compare each row's output with that row's label.
+
+    Returns a warning for each metric whose value depends on how rows are cut into batches.
+    """
     has_label = spec.label.kind != "none"
     if batch.label is not None or not has_label:
         check_shapes(spec, replica, batch if has_label else replace(batch, label=None))
     if not any(not isinstance(metric.metric, Loss) for metric in metrics.values()):
-        return
+        return []
     _, output, _ = forward(spec, replica, batch)
     target = batch.inputs if batch.label is None else batch.label
+    notes = []
     for name, metric in metrics.items():
         if not isinstance(metric.metric, Loss):
             mode = MeetingWatch(batch.rows, target, output)
             found = watch(mode, metric.fresh().update, output, batch.label, batch.inputs)
             refuse(found, f"metric {name!r}")
+            notes += _check_parts(name, metric, output, batch)
+    return notes
+
+
+def _check_parts(name: str, metric: MetricSpec, output: Any, batch: Batch) -> list[str]:
+    """Check that unequal parts merge; return a warning if a batch has another value than its rows in two."""
+    outputs = Batch(output, None, None, batch.rows)
+
+    def given(start: int, size: int) -> tuple[Any, Any, Any]:
+        part = batch.narrow(start, size)
+        return outputs.narrow(start, size).inputs, part.label, part.inputs
+
+    def value(*sizes: int) -> dict[str, float]:
+        fresh, logits, start = metric.fresh(), Logits(), 0
+        for size in sizes:
+            logits.update(name, fresh, *given(start, size))
+            start += size
+        return {} if mixed(logits.seen) else scores(name, fresh.metric)
+
+    def update(start: int, size: int, copy: AnyMetric) -> None:
+        replace(metric, metric=copy).update(*given(start, size))
+
+    try:
+        whole, parts, again = value(batch.rows), value(1, batch.rows - 1), value(batch.rows)
+    except Exception:
+        return []  # too few rows for this metric
+    check_mergeable(name, metric.fresh().metric, *(partial(update, *cut) for cut in ((0, 2), (1, 2), (2, 3))))
+    if not whole or not parts or agree(whole, parts) or not agree(whole, again):
+        return []
+    return [
+        f"metric {name!r} ({type(metric.metric).__name__}) depends on how rows are cut into batches: of "
+        f"{batch.rows} rows in one it is {whole!r:.100}, in two {parts!r:.100}. Partitions and "
+        "validation_batch_size change it; let prepare= return a value for each row"
+    ]
 
 
 def _names(specs: Mapping[str, MetricSpec]) -> list[str]:
