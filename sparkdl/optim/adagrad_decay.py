@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from sparkdl.optim.closure import evaluate
@@ -72,9 +73,27 @@ class AdagradDecay(torch.optim.Optimizer):
                 if not state:
                     state["step"] = 0
                     state["sum"] = torch.full_like(weight, group["initial_accumulator_value"])
-                if state["step"] and state["step"] % group["decay_step"] == 0:
-                    state["sum"].mul_(group["decay_rate"]).clamp_(min=group["initial_accumulator_value"])
+                rate, least = group["decay_rate"], group["initial_accumulator_value"]
+                if "decays" in state:
+                    due = state["step"] // group["decay_step"]
+                    _catch_up(state["sum"], state["decays"], due, rate, least)
+                elif state["step"] and state["step"] % group["decay_step"] == 0:
+                    state["sum"].mul_(rate).clamp_(min=least)
                 state["step"] += 1
                 state["sum"].addcmul_(weight.grad, weight.grad)
                 weight.addcdiv_(weight.grad, state["sum"].sqrt(), value=-group["lr"])
         return loss
+
+
+def _catch_up(total: Tensor, decays: Tensor, due: int, rate: float, least: float) -> None:
+    """Cut accumulators of rows down as often as is due; ``decays`` says how often each was.
+
+    An embedding variable has rows updated only in steps in which they have a gradient.
+    """
+    while bool((late := decays < due).any()):
+        cut = (total[late] * rate).clamp_(min=least)
+        if torch.equal(cut, total[late]):
+            break
+        total[late] = cut
+        decays[late] += 1
+    decays.fill_(due)

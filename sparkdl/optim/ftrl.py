@@ -92,16 +92,19 @@ class Ftrl(torch.optim.Optimizer):
 
 
 def _update(weight: Tensor, gradient: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
-    lr, power = float(group["lr"]), -group["lr_power"]
+    """Make a step of a parameter.
+
+    Its state has ``rest = z + r w``, which follows from no learning rate: a row of an embedding variable that
+    has no gradient while that changes needs no update.
+    """
     if not state:
         state["accumulator"] = torch.full_like(weight, group["initial_accumulator_value"])
-        state["linear"] = state["accumulator"].pow(power).div_(-lr).mul_(weight)
-        state["lr"] = lr
-    accumulator, linear = state["accumulator"], state["linear"]
-    before = accumulator.pow(power).div_(state["lr"])
+        state["rest"] = torch.zeros_like(weight)
+    accumulator, rest = state["accumulator"], state["rest"]
     accumulator.addcmul_(gradient, gradient)
-    after = accumulator.pow(power).div_(lr)
-    state["lr"] = lr
-    linear.add_(gradient).add_(weight, alpha=2 * group["l2_shrinkage"])
-    linear.addcmul_(after - before, weight, value=-1)
-    weight.copy_(functional.softshrink(linear.neg(), group["l1"]).div_(after.add_(2 * group["l2"])))
+    rate = accumulator.pow(-group["lr_power"]).div_(float(group["lr"]))
+    linear = (
+        rest.add_(gradient).add_(weight, alpha=2 * group["l2_shrinkage"]).addcmul_(rate, weight, value=-1)
+    )
+    weight.copy_(functional.softshrink(linear.neg(), group["l1"]).div_(rate + 2 * group["l2"]))
+    rest.addcmul_(rate, weight)

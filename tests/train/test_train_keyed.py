@@ -22,7 +22,7 @@ from sparkdl import Dataset, Trainer
 from sparkdl.exceptions import ConfigError, ModelError
 from sparkdl.keyed.mix import initial_rows
 from sparkdl.nn import CountingBloom, EmbeddingVariable
-from sparkdl.optim import ClipByNorm
+from sparkdl.optim import AdagradDecay, ClipByNorm, Ftrl
 from sparkdl.train import EMA, Checkpoint, EarlyStopping, EveryIterations, MaxIteration, load_weights
 
 USERS, ITEMS, FAR = 60, 40, 0x5DEECE66D123
@@ -111,6 +111,34 @@ def test_fit_gives_the_bits_of_tables_of_a_fixed_size(data: Dataset, exchange: A
     assert found.history.column("extras.users/rows")[-1] == len(np.unique(PAIRS[:, 0]))
     for row in found.history:
         assert sum(row["phases"].values()) == pytest.approx(row["seconds"])
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        partial(AdagradDecay, lr=0.1, decay_step=2, decay_rate=0.3, initial_accumulator_value=1e-3),
+        partial(Ftrl, lr=0.1),
+    ],
+    ids=["accumulators that are cut down", "learning rates that change"],
+)
+def test_rows_that_were_not_met_for_some_steps_go_on_as_by_plain_torch(spark: Any, optimizer: Any) -> None:
+    fall = partial(torch.optim.lr_scheduler.ExponentialLR, gamma=0.3)
+    options: dict[str, Any] = {"shuffle": False, "schedule": fall, "optimizer": optimizer}
+    with Dataset.from_numpy(PAIRS * FAR, SCORES, spark=spark, num_partitions=2) as data:
+        found = trainer(keyed(), **options).fit(data).module.state_dict()
+    plain = dense()
+    ours = optimizer(plain.parameters())
+    schedule = fall(ours)
+    for step in range(10):
+        rows = slice(step % 4 * 60, step % 4 * 60 + 60)
+        ours.zero_grad()
+        nn.MSELoss()(plain(torch.from_numpy(PAIRS[rows] * FAR)), torch.from_numpy(SCORES[rows])).backward()
+        ours.step()
+        if step % 4 == 3:
+            schedule.step()
+    for name in ("users", "items"):
+        expected = getattr(plain, name).weight.detach()[found[f"{name}.ids"] // FAR]
+        torch.testing.assert_close(found[f"{name}.rows"], expected, rtol=1e-3, atol=1e-5)
 
 
 @pytest.mark.jvm

@@ -151,7 +151,7 @@ def changed(
             counts = np.zeros(len(seen), np.int64)
             for part in asked:
                 counts[np.searchsorted(seen, part.ids)] += part.counts
-            fresh = beginning(spec.rule, group, table) if group is not None else dict
+            fresh = beginning(spec.rule, group) if group is not None else dict
             new = table.count(seen, counts, iteration, fresh)
             looked_up, hot = int(counts.sum()), table.hot
         touched[name] = Touched(updated, gone, seen)

@@ -26,13 +26,13 @@ from sparkdl.wire.layout import ParamLayout, TensorPlace
 from sparkdl.wire.touched_rows import TouchedRows
 
 
-def beginning(rule: UpdateRule, group: int, table: KeyedTable) -> FreshState:
+def beginning(rule: UpdateRule, group: int) -> FreshState:
     """Return the function from new rows to the optimizer's state of each."""
-    return partial(_fresh, rule, group, table)
+    return partial(_fresh, rule, group)
 
 
-def _fresh(rule: UpdateRule, group: int, table: KeyedTable, rows: Array) -> Mapping[str, Array]:
-    state = fresh_state(rule.optimizer, group, rows, _restored(table.scalars))
+def _fresh(rule: UpdateRule, group: int, rows: Array) -> Mapping[str, Array]:
+    state = fresh_state(rule.optimizer, group, rows)
     return state if rule.staleness is None else {**state, LATE: np.zeros_like(rows)}
 
 
@@ -53,7 +53,7 @@ def update_table(
     if not own:
         return np.empty(0, np.int64)
     ids = distinct(part.ids for part in own)
-    fresh = beginning(rule, group, table)
+    fresh = beginning(rule, group)
     if len(ids):
         columns = table.columns_of(ids)
     else:  # the optimizer counts the step of the table, of which other owners have rows

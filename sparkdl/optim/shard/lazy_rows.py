@@ -15,7 +15,7 @@ from sparkdl.optim.spec import OptimizerSpec
 from sparkdl.wire.frame import Array
 
 LAZY = (torch.optim.SGD, torch.optim.Adagrad, torch.optim.SparseAdam, AdagradDecay, Ftrl)
-_SPOILERS = ("momentum", "weight_decay")
+_SPOILERS = ("momentum", "weight_decay", "l2_shrinkage")
 
 
 def check_lazy(spec: OptimizerSpec, group: int, name: str) -> None:
@@ -39,19 +39,18 @@ def check_lazy(spec: OptimizerSpec, group: int, name: str) -> None:
         raise ConfigError(f"groups: the embedding variable {name!r} cannot have penalties (l1, l2)")
 
 
-def fresh_state(spec: OptimizerSpec, group: int, rows: Array, scalars: Mapping[str, Any]) -> dict[str, Array]:
+def fresh_state(spec: OptimizerSpec, group: int, rows: Array) -> dict[str, Array]:
     """Return the state of rows that no step has changed, as the optimizer begins it."""
     cls, options = _class_and_options(spec, group)
     if cls is torch.optim.SparseAdam:
         return {name: np.zeros_like(rows) for name in ("exp_avg", "exp_avg_sq")}
-    if cls in (torch.optim.Adagrad, AdagradDecay):
-        return {"sum": np.full_like(rows, options["initial_accumulator_value"])}
+    if cls is torch.optim.SGD:
+        return {}
+    begin = np.full_like(rows, options["initial_accumulator_value"])
     if cls is Ftrl:
-        begin = torch.full_like(torch.from_numpy(rows), options["initial_accumulator_value"])
-        lr = float(scalars.get("lr", options["lr"]))
-        linear = begin.pow(-options["lr_power"]).div_(-lr).mul_(torch.from_numpy(rows))
-        return {"accumulator": begin.numpy(), "linear": linear.numpy()}
-    return {}
+        return {"accumulator": begin, "rest": np.zeros_like(rows)}
+    # How often the accumulator was cut down matters to those that have grown.
+    return {"sum": begin, "decays": np.zeros_like(rows)} if cls is AdagradDecay else {"sum": begin}
 
 
 def _class_and_options(
