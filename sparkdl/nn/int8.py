@@ -143,7 +143,9 @@ def _has_vnni() -> bool:
 
 
 def _rounded(part: nn.Module) -> nn.Module | None:
-    """Return what takes a layer's place; ``None`` for a layer that stays."""
+    """Return what takes a layer's place; ``None`` for a layer that stays, as one with hooks does."""
+    if part._forward_hooks or part._forward_pre_hooks or "forward" in vars(part):
+        return None
     if type(part) is nn.Linear:
         return Int8Linear(part)
     if type(part) is nn.Conv2d and part.padding_mode == "zeros" and not isinstance(part.padding, str):
@@ -154,8 +156,8 @@ def _rounded(part: nn.Module) -> nn.Module | None:
 def quantize(module: nn.Module) -> nn.Module:
     """Return a copy of a module whose layers are :class:`Int8Linear` and :class:`Int8Conv2d`.
 
-    Only layers that are exactly ``nn.Linear``, or ``nn.Conv2d`` with at least four channels, are replaced;
-    all other layers compute as before.
+    Only layers that are exactly ``nn.Linear``, or ``nn.Conv2d`` with at least four channels, and have no
+    hooks, are replaced; all other layers compute as before.
     """
     # deepcopy takes what its memo has for the copy
     replaced = ((part, _rounded(part)) for part in module.modules())

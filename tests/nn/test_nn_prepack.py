@@ -1,9 +1,13 @@
 from __future__ import annotations
 
+import copy
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
 
+from sparkdl.nn.int8 import quantize
 from sparkdl.nn.prepack import prepack
 
 
@@ -60,6 +64,28 @@ def test_only_plain_float32_layers_change_and_weights_can_be_read() -> None:
     prepack(module)
     assert ["forward" in vars(part) for part in module] == [True, False, False]
     assert all(torch.equal(a, b) for a, b in zip(weights, module.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("packed", [prepack, quantize])
+def test_a_weight_that_a_hook_computes_is_that_of_the_moment(packed: Any) -> None:
+    """As ``spectral_norm`` and ``prune`` do: the attribute is that of the last forward pass."""
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.utils.spectral_norm(nn.Linear(32, 16)), nn.ReLU(), nn.Linear(16, 4)).eval()
+    x = torch.randn(5, 32)
+    with torch.no_grad():
+        module[0].weight_orig.add_(torch.randn(16, 32))
+        found = packed(copy.deepcopy(module))(x)
+        torch.testing.assert_close(found, module(x), rtol=0.05, atol=0.05)
+
+
+@pytest.mark.parametrize("packed", [prepack, quantize])
+def test_a_layer_with_a_forward_method_of_its_own_keeps_it(packed: Any) -> None:
+    module = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+    module[0].forward = torch.zeros_like
+    module[1].register_forward_hook(lambda layer, inputs, output: output + 3)
+    with torch.no_grad():
+        found = packed(copy.deepcopy(module))(torch.ones(2, 4))
+    torch.testing.assert_close(found, module[1].bias.detach().expand(2, 2) + 3)
 
 
 def test_hooks_still_run() -> None:
