@@ -30,8 +30,8 @@ _TOP_K = 50  # of transformers, if nothing is said
 
 
 @contextmanager
-def numbered(numbers: NDArray[np.int64]) -> Iterator[None]:
-    """Let the rows of calls inside of ``with`` have these numbers; else they are counted from 0."""
+def numbered(numbers: NDArray[np.int64] | None) -> Iterator[None]:
+    """Let the rows of calls inside of ``with`` have these numbers; by default they are counted from 0."""
     token = _numbers.set(numbers)
     try:
         yield

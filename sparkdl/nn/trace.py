@@ -9,13 +9,18 @@ import torch
 from torch import nn
 
 from sparkdl.exceptions import ModelError
+from sparkdl.hf.sampling import numbered
 from sparkdl.nn.batch import Inputs, tensors_of
 from sparkdl.nn.batch import call as call_module
+from sparkdl.wire.frame import Array
 
 
-def infer(module: nn.Module, inputs: Inputs) -> Any:
-    """Return what a module gives for some rows, without gradients: the forward pass of every prediction."""
-    with torch.inference_mode():
+def infer(module: nn.Module, inputs: Inputs, numbers: Array | None = None) -> Any:
+    """Return what a module gives for some rows, without gradients: the forward pass of every prediction.
+
+    Samples follow from the rows' ``numbers``, which are counted from 0 by default.
+    """
+    with torch.inference_mode(), numbered(numbers):
         try:
             return call_module(module, inputs)
         except Exception as error:

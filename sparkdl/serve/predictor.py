@@ -205,8 +205,8 @@ class Predictor:
             ModelError: naming the layer that fails.
         """
         now = copy(self)  # another thread may refresh this one
-        inputs = now._inputs(args, kwargs)
-        return _joined([infer(now._module, batch) for batch in _batches(inputs, now._batch_size)])
+        batches = _batches(now._inputs(args, kwargs), now._batch_size)
+        return _joined([infer(now._module, batch, rows) for rows, batch in batches])
 
     __call__ = predict
 
@@ -344,11 +344,12 @@ def _of_numpy(dtype: str | None) -> str | None:
     return "float32" if dtype in ("bfloat16", "float16") else dtype
 
 
-def _batches(inputs: Inputs, size: int) -> Iterator[Inputs]:
-    """Cut inputs into batches; one batch without rows is one too."""
+def _batches(inputs: Inputs, size: int) -> Iterator[tuple[Array, Inputs]]:
+    """Cut inputs into batches, each after the numbers of its rows; one batch without rows is one too."""
     first = inputs if isinstance(inputs, Tensor) else next(iter(_values(inputs)))
     for start in range(0, max(len(first), 1), size):
-        yield map_tensors(inputs, itemgetter(slice(start, start + size)))
+        rows = np.arange(start, min(start + size, len(first)))
+        yield rows, map_tensors(inputs, itemgetter(slice(start, start + size)))
 
 
 def _is_table(value: Any) -> bool:

@@ -177,7 +177,9 @@ class ServedModel:
         arrays = {
             plan.key: np.concatenate([rows.arrays[plan.key] for rows in requests]) for plan in self._plans
         }
-        table = self._table(self._forward(arrays, int(valid.sum())), valid)
+        # A row's number is its place in its request, whoever shares the pass.
+        numbers = np.concatenate([np.flatnonzero(rows.valid) for rows in requests])
+        table = self._table(self._forward(arrays, numbers), valid)
         ends = np.cumsum([len(rows) for rows in requests])
         return [
             table.slice(int(end) - len(rows), len(rows)) for end, rows in zip(ends, requests, strict=True)
@@ -185,22 +187,23 @@ class ServedModel:
 
     def warm_up(self) -> None:
         """Compute a row of zeros, so that the first request need not wait for what is made once."""
-        self._forward({}, 0)
+        self._forward({}, np.arange(0))
 
     def __call__(self, table: pa.Table) -> pa.Table:
         """Return the results of rows; errors as of :meth:`prepare` and :meth:`run`."""
         return self.run([self.prepare(table)])[0]
 
-    def _forward(self, arrays: Mapping[str, Array], rows: int) -> list[Array]:
-        """Return what each output column is made of."""
-        if not rows:  # modules may fail without any: one of zeros tells shapes
-            return [values[:0] for values in self._forward({p.key: _zeros(p) for p in self._plans}, 1)]
+    def _forward(self, arrays: Mapping[str, Array], numbers: Array) -> list[Array]:
+        """Return what each output column is made of, for rows with these numbers."""
+        if not len(numbers):  # modules may fail without any: one of zeros tells shapes
+            zeros = {plan.key: _zeros(plan) for plan in self._plans}
+            return [values[:0] for values in self._forward(zeros, np.arange(1))]
         plans = {plan.key: plan for plan in self._plans}
         passes = cut([arrays[plan.key] for plan in self._plans], self.batch_size, padded=self._padded)
         parts: list[list[Array]] = []
         for chosen in passes.rows:
             batch = {key: tensor_of(plans[key], values[chosen]) for key, values in arrays.items()}
-            output = infer(self._module, self._structure.assemble(batch))
+            output = infer(self._module, self._structure.assemble(batch), numbers[chosen])
             count = len(next(iter(batch.values())))
             parts.append([select(output, wanted.key, count) for wanted in self.outputs])
         return [passes.joined(column) for column in zip(*parts, strict=True)]

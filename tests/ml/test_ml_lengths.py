@@ -20,6 +20,8 @@ from sparkdl.ml.stages.inference import inference_of
 from sparkdl.ml.stages.scorer import Scorer
 from sparkdl.ml.stages.sql import free_inputs, scorer_of
 from sparkdl.nn.trace import infer
+from sparkdl.serve import Predictor
+from sparkdl.serve.served import ServedModel
 
 shapes: list[tuple[int, ...]] = []
 """Of the batches that a module saw."""
@@ -63,9 +65,9 @@ def texts(lengths: list[int], size: int) -> Iterator[tuple[pa.Array, ...]]:
 
 @pytest.fixture(autouse=True)
 def _recorded(monkeypatch: pytest.MonkeyPatch) -> None:
-    def recorded(module: nn.Module, inputs: Any) -> Any:
+    def recorded(module: nn.Module, inputs: Any, numbers: Any) -> Any:
         shapes.append(tuple(inputs["input_ids"].shape))
-        return infer(module, inputs)
+        return infer(module, inputs, numbers)
 
     shapes.clear()
     monkeypatch.setattr(scoring, "infer", recorded)
@@ -136,6 +138,24 @@ class TestSampling:
         assert self.write(lengths[2:], 7, at=2, **options) == found[2:]
         assert len({str(found[n]) for n in (0, 2, 4)}) > 1  # the same text, other rows
         assert self.write(lengths, 7, seed=1, **options) != found
+
+    def test_a_row_is_the_same_whoever_shares_its_pass(self) -> None:
+        """In a Predictor, and in a server, which joins requests."""
+        from support.hf import llama
+
+        from sparkdl.hf import Generator
+
+        module = Generator(llama().eval(), 5, {"do_sample": True})
+        rows = np.full((5, 3), 7)
+        expected = Predictor(module)(rows)
+        assert len(np.unique(expected, axis=0)) > 1  # the same text, other rows
+        np.testing.assert_array_equal(Predictor(module, batch_size=2)(rows), expected)
+        served = ServedModel(
+            TorchModel.from_module(module, example=rows, featuresCol="ids", predictionCol="new")
+        )
+        asked = [served.prepare(pa.table({"ids": rows[:n].tolist()})) for n in (2, 5)]
+        for n, answer in zip((2, 5), served.run(asked), strict=True):
+            assert answer.column("new").to_pylist() == expected[:n].tolist()
 
     def test_draws_have_the_odds_of_transformers(self) -> None:
         from sparkdl.hf.sampling import sampled

@@ -17,7 +17,6 @@ from sparkdl.access.models import Lasting
 from sparkdl.data.collate import tensor_of
 from sparkdl.data.columns import ColumnPlan, Structure
 from sparkdl.exceptions import ModelError
-from sparkdl.hf.sampling import numbered
 from sparkdl.ml.stages.arrow_columns import ArrowColumns, EncodedColumns
 from sparkdl.ml.stages.outputs import OutputColumn, select
 from sparkdl.ml.stages.shipped import Loaded, load_shipped
@@ -145,8 +144,7 @@ class Scorer:
             inputs = self.structure.assemble({key: tensor_of(plans[key], a) for key, a in columns.items()})
         if model.device != "cpu":
             inputs = map_tensors(inputs, lambda tensor: tensor.to(model.device))
-        with numbered(numbers):
-            output = infer(model.module, inputs)
+        output = infer(model.module, inputs, numbers)
         return {wanted.key: select(output, wanted.key, rows) for wanted in self.outputs}
 
 

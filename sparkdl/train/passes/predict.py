@@ -14,6 +14,7 @@ from sparkdl.compute.worker import FitRef, Worker
 from sparkdl.data.dataset import Dataset
 from sparkdl.data.store import partition as store
 from sparkdl.exceptions import ModelError
+from sparkdl.hf.sampling import numbered
 from sparkdl.nn import serialize
 from sparkdl.nn.trace import describe as say
 from sparkdl.train.passes.sweep import BatchReader, evaluating, located, output_of, rows_per_batch, sweep
@@ -46,9 +47,10 @@ class Predict:
         reader: BatchReader = serialize.loads(self.reader.read())
         with evaluating(worker, self.weights, partition) as replica:
             for rows, batch in reader.batches(token, self.batch_size):
-                with located(token, rows):
+                positions = rows.positions()
+                with located(token, rows), numbered(positions):
                     structure, arrays = flatten(output_of(replica, batch), len(rows))
-                arrays["positions"] = rows.positions()
+                arrays["positions"] = positions
                 yield frame.pack({"kind": "outputs", "structure": structure}, arrays)
 
 
