@@ -86,6 +86,19 @@ def test_positional_inputs_and_nested_outputs() -> None:
         assert second.dtype == np.float32  # numpy has no bfloat16
 
 
+def test_outputs_that_do_not_count_rows_come_from_one_batch_alone() -> None:
+    """An LSTM's last state has its layers first: of two batches it would be that of twice the layers."""
+    module = nn.LSTM(3, 4, num_layers=2, batch_first=True).eval()
+    x = numbers(8, 15).reshape(8, 5, 3)
+    with torch.no_grad():
+        expected, (state, _) = module(torch.from_numpy(x))
+    found, (last, _) = Predictor(module)(x)
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    np.testing.assert_allclose(last, state, rtol=1e-5)
+    with pytest.raises(ModelError, match=r"float32\[2, 4, 4\] for 4 rows.*batch_size=8"):
+        Predictor(module, batch_size=4)(x)
+
+
 def test_inputs_by_name() -> None:
     predict = Predictor(TwoTowers(), batch_size=2)
     item, context = np.array([1, 2, 3]), numbers(3, 3)

@@ -16,13 +16,13 @@ from torch import Tensor, nn
 from sparkdl.data.collate import check_mask
 from sparkdl.data.columns import ColumnPlan
 from sparkdl.data.loose import array_of, filled, spread
-from sparkdl.exceptions import ConfigError, DataError
+from sparkdl.exceptions import ConfigError, DataError, ModelError
 from sparkdl.ml.stages.outputs import decide, probability_of, raw_of
 from sparkdl.nn.batch import Inputs, group, map_tensors
 from sparkdl.nn.export import check_onnx, to_onnx
 from sparkdl.nn.int8 import quantize as quantized
 from sparkdl.nn.signature import Signature, TensorSpec
-from sparkdl.nn.trace import infer
+from sparkdl.nn.trace import describe, infer
 from sparkdl.saved.reading import SavedVersion, changed_copy, read_model, read_version
 from sparkdl.saved.table_rows import read_rows_from
 from sparkdl.saved.trust import Entry
@@ -206,7 +206,7 @@ class Predictor:
         """
         now = copy(self)  # another thread may refresh this one
         batches = _batches(now._inputs(args, kwargs), now._batch_size)
-        return _joined([infer(now._module, batch, rows) for rows, batch in batches])
+        return _joined([(len(rows), infer(now._module, batch, rows)) for rows, batch in batches])
 
     __call__ = predict
 
@@ -368,14 +368,21 @@ def _values(inputs: Any) -> Any:
     return inputs.values() if isinstance(inputs, Mapping) else inputs
 
 
-def _joined(outputs: list[Any]) -> Any:
-    """Join the outputs of batches, and turn tensors into arrays."""
-    first = outputs[0]
-    if isinstance(first, Tensor):
-        tensor = first if len(outputs) == 1 else torch.cat(outputs)
-        return (tensor.float() if tensor.dtype is torch.bfloat16 else tensor).numpy()
+def _joined(outputs: list[tuple[int, Any]]) -> Any:
+    """Join the outputs of batches, each after the number of its rows, and turn tensors into arrays."""
+    rows, first = outputs[0]
     if isinstance(first, Mapping):
-        return {name: _joined([output[name] for output in outputs]) for name in first}
+        return {name: _joined([(n, output[name]) for n, output in outputs]) for name in first}
     if isinstance(first, tuple | list):
-        return tuple(_joined([output[i] for output in outputs]) for i in range(len(first)))
-    return first
+        return tuple(_joined([(n, output[i]) for n, output in outputs]) for i in range(len(first)))
+    if not isinstance(first, Tensor) and all(output == first for _, output in outputs):
+        return first
+    if len(outputs) > 1 and any(not isinstance(o, Tensor) or not o.ndim or len(o) != n for n, o in outputs):
+        raise ModelError(
+            f"the module returned {describe(first)} for {rows} rows, and tensors of several batches are "
+            "joined where their first dimension counts rows: predict these rows in one batch, with "
+            f"batch_size={sum(n for n, _ in outputs)}",
+            code="model-output",
+        )
+    tensor = first if len(outputs) == 1 else torch.cat([output for _, output in outputs])
+    return (tensor.float() if tensor.dtype is torch.bfloat16 else tensor).numpy()
