@@ -21,7 +21,8 @@ from support.serving import centred, save, table_classifier
 from torch import Tensor, nn
 
 from sparkdl.exceptions import ConfigError, DataError, ModelError
-from sparkdl.ml.estimators.model import TorchRegressionModel
+from sparkdl.ml.estimators.model import TorchModel, TorchRegressionModel
+from sparkdl.ml.persistence.local import save_local
 from sparkdl.nn.int8 import Int8Linear
 from sparkdl.nn.signature import Signature, TensorSpec
 from sparkdl.saved import content as saved
@@ -293,6 +294,19 @@ def test_quantized() -> None:
     exact, rounded = Predictor(module)(x), Predictor(module, quantize=True)(x)
     assert 0 < np.abs(exact - rounded).max() < 0.03
     assert isinstance(module[0], nn.Linear)
+
+
+def test_a_model_that_is_saved_quantized_predicts_so(tmp_path: Path) -> None:
+    model = TorchModel.from_module(nn.Linear(64, 32), example=numbers(2, 64), featuresCol="x")
+    x, exact = numbers(20, 64), Predictor.of(model)
+    model.setQuantize(True)
+    save_local(model, tmp_path / "model")
+    rounded = Predictor(model.module, quantize=True)(x)
+    assert (rounded != exact(x)).any()
+    for found in (Predictor.of(model), Predictor.load(str(tmp_path / "model"))):
+        np.testing.assert_array_equal(found(x), rounded)
+    unrounded = Predictor.load(str(tmp_path / "model"), quantize=False)
+    np.testing.assert_array_equal(unrounded(x), exact(x))
 
 
 @pytest.mark.parametrize("size", [0, -1, 2.0])

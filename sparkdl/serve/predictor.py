@@ -97,10 +97,14 @@ class Predictor:
     def of(cls, model: _Fitted, **options: Any) -> Predictor:
         """Make a predictor of a fitted model, whose module it shares; options as of the class."""
         stage: Any = model
-        param = getattr(stage, "thresholds", None)
-        thresholds = None if param is None else stage.extractParamMap().get(param)
-        table: dict[str, Any] = {"encoding": model.encoding, "labels": model.labels, "thresholds": thresholds}
-        made = cls(model.module, model.signature, **table, **options)
+        params = {param.name: value for param, value in stage.extractParamMap().items()}
+        table: dict[str, Any] = {
+            "encoding": model.encoding,
+            "labels": model.labels,
+            "thresholds": params.get("thresholds"),
+            "quantize": bool(params.get("quantize")),
+        }
+        made = cls(model.module, model.signature, **(table | options))
         made._kind = type(model).__name__
         return made
 
@@ -126,7 +130,7 @@ class Predictor:
             rows: a local folder that :func:`sparkdl.saved.table_rows.export_rows` has written: the rows of
                 embedding variables are looked up there, in files that are mapped to memory. Save the model
                 :func:`~sparkdl.saved.table_rows.without_rows`, or it has rows of its own in memory.
-            **options: ``batch_size`` and ``quantize``.
+            **options: ``batch_size`` and ``quantize``, by default as the model says.
 
         Raises:
             ConfigError: if there is no complete model that this version can read, or it holds a pickle that
@@ -143,8 +147,9 @@ class Predictor:
             "encoding": encoding,
             "labels": labels,
             "thresholds": params.get("thresholds"),
+            "quantize": bool(params.get("quantize")),
         }
-        loaded = cls(content.module, content.signature, **table, **options)
+        loaded = cls(content.module, content.signature, **(table | options))
         loaded._kind = metadata["class"].rpartition(".")[2]
         if rows is not None:  # which belong to one version
             return loaded
