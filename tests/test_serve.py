@@ -5,6 +5,7 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from datetime import date
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -268,6 +269,7 @@ def test_null_in_a_row_has_the_code_of_null(rows: Any) -> None:
         ((numbers(2, 3),), {"x": numbers(2, 3)}, r"got 1 positional and \['x'\]"),
         ((["a", "b"],), {}, "expected an array of numbers with a dimension for rows, got <U1"),
         ((3.0,), {}, r"of shape \(\)"),
+        ((reduce(lambda inner, _: [inner], range(5000), 1.0),), {}, r"input 0, row 0: \[.* is not a number"),
         ((numbers(2, 3), numbers(3, 3)), {}, r"different numbers of rows: \[2, 3\]"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from decimal import Decimal
@@ -185,7 +186,11 @@ def _numbers(plan: ColumnPlan, value: Any, row: str) -> Array:
     array = exact(plan, value, array)
     if array.dtype == object or array.dtype.kind not in "biuf":
         null = value is None or (array.dtype == object and any(item is None for item in array.flat))
-        what = "null" if null else f"{value!r:.100} is not a number or an array of numbers of one shape"
+        what = (
+            "null"
+            if null
+            else f"{reprlib.repr(value):.100} is not a number or an array of numbers of one shape"
+        )
         raise DataError(f"{plan.words}, {row}: {what}", code="data-null" if null else "data-type")
     return array
 

@@ -335,7 +335,7 @@ class Predictor:
         """Return rows as the module takes them, with the checks of the columns of a transform."""
         spec = spec or TensorSpec()
         dtype = spec.dtype
-        if dtype is None and np.asarray(value).dtype.kind == "f":
+        if dtype is None and _are_floats(value):
             dtype = str(self._dtype).removeprefix("torch.")
         plan = ColumnPlan("", name, dtype=_of_numpy(dtype), shape=spec.shape, role=role)
         tensor = torch.from_numpy(array_of(plan, value))
@@ -355,6 +355,14 @@ def _batches(inputs: Inputs, size: int) -> Iterator[tuple[Array, Inputs]]:
     for start in range(0, max(len(first), 1), size):
         rows = np.arange(start, min(start + size, len(first)))
         yield rows, map_tensors(inputs, itemgetter(slice(start, start + size)))
+
+
+def _are_floats(value: Any) -> bool:
+    """Return whether numpy makes an array of floats of a value."""
+    try:
+        return np.asarray(value).dtype.kind == "f"
+    except ValueError:  # of no one shape
+        return False
 
 
 def _is_table(value: Any) -> bool:

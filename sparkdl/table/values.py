@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -38,9 +39,10 @@ def arrow(name: str, values: Any) -> pa.Array:
         values = values.tolist()
     try:
         found = numbers_of(values, from_pandas=True)
-    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+    except (pa.ArrowException, TypeError, ValueError, OverflowError, RecursionError) as error:
         raise DataError(
-            f"column {name!r}: {values!r:.100} is no column of one type: {error!s:.200}", code="data-type"
+            f"column {name!r}: {reprlib.repr(values):.100} is no column of one type: {error!s:.200}",
+            code="data-type",
         ) from error
     return found.combine_chunks() if isinstance(found, pa.ChunkedArray) else found
 
