@@ -53,6 +53,12 @@ class Embedder(nn.Module):
         _check(model)
         if pooling not in _POOLINGS:
             raise ConfigError(f"pooling={pooling!r}: expected one of {', '.join(_POOLINGS)}")
+        adapters: Any = getattr(model, "peft_config", {}) if is_adapted(model) else {}
+        if any(own.is_prompt_learning for own in adapters.values()):
+            raise ConfigError(
+                f"model: {type(model).__name__} has a prompt or prefix that was learned, and the hidden "
+                "states of its base alone would be pooled; take adapters in its layers, such as LoRA"
+            )
         self.model = model
         self.pooling = pooling
         self.normalize = normalize
@@ -66,8 +72,11 @@ class Embedder(nn.Module):
         given = {"input_ids": input_ids, "attention_mask": mask}
         if token_type_ids is not None:
             given["token_type_ids"] = token_type_ids
+        # Texts to the beginning of their rows: models may count positions from there.
+        columns = torch.arange(mask.shape[1], device=mask.device) + (mask != 0).int().argmax(dim=1)[:, None]
+        given = {name: values.gather(1, columns % mask.shape[1]) for name, values in given.items()}
         hidden: Tensor = model.base_model(**given).last_hidden_state
-        vectors = self._pooled(hidden, mask)
+        vectors = self._pooled(hidden, given["attention_mask"])
         return nn.functional.normalize(vectors, dim=-1) if self.normalize else vectors
 
     def _pooled(self, hidden: Tensor, mask: Tensor) -> Tensor:

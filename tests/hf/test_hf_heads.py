@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from support.hf import bert, llama, lora
 from torch import nn
 
+from sparkdl import Dataset, Trainer
 from sparkdl.exceptions import ConfigError
 from sparkdl.hf import Embedder, Generator, heads
 
 ROWS = [[2, 7, 8, 9, 3], [2, 9, 3]]
 IDS = torch.tensor([[2, 7, 8, 9, 3], [2, 9, 3, 0, 0]])
 MASK = (IDS != 0).long()
+
+
+def prompted(model: Any) -> Any:
+    import peft
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # peft asks transformers by a name of yesterday
+        return peft.get_peft_model(
+            model, peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2)
+        )
 
 
 @pytest.mark.parametrize("pooling", ["mean", "cls", "last"])
@@ -26,6 +39,30 @@ def test_a_vector_does_not_depend_on_padding(make: Any, pooling: Any) -> None:
         alone = torch.cat([module(torch.tensor([row])) for row in ROWS])
     assert found.shape == (2, 16)
     torch.testing.assert_close(found, alone, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("pooling", ["mean", "cls", "last"])
+def test_a_vector_does_not_depend_on_the_side_of_the_padding(pooling: Any) -> None:
+    model = llama().eval()
+    ids = torch.tensor([ROWS[0], [0, 0, *ROWS[1]]])
+    with torch.no_grad():
+        found = Embedder(model, pooling)(ids, (ids != 0).long())
+        for vector, row in zip(found, ROWS, strict=True):
+            hidden = model.base_model(input_ids=torch.tensor([row])).last_hidden_state[0]
+            expected = {"mean": hidden.mean(0), "cls": hidden[0], "last": hidden[-1]}[pooling]
+            torch.testing.assert_close(vector, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_samples_of_a_trainer_do_not_depend_on_batches(spark: Any) -> None:
+    module = Generator(llama().eval(), 5, {"do_sample": True})
+    rows = np.full((5, 3), 7)
+    with torch.no_grad():
+        expected = module(torch.from_numpy(rows)).numpy()
+    assert len(np.unique(expected, axis=0)) > 1  # the same text, other rows
+    trainer = Trainer(module, loss=nn.MSELoss(), optimizer=torch.optim.SGD, progress=False)
+    for partitions, size in ((1, None), (1, 2), (2, 2)):
+        with Dataset.from_numpy(rows, spark=spark, num_partitions=partitions) as data:
+            np.testing.assert_array_equal(trainer.predict(data, batch_size=size), expected)
 
 
 def test_the_mean_of_the_last_hidden_states() -> None:
@@ -179,6 +216,7 @@ def test_short_beginnings_are_not_shared(texts: list[list[int]]) -> None:
     [
         (lambda: Embedder(nn.Linear(1, 1)), "expected a model of transformers"),
         (lambda: Embedder(bert(), "max"), "pooling='max'"),  # type: ignore[arg-type]
+        (lambda: Embedder(prompted(llama())), "PeftModelForCausalLM has a prompt or prefix"),
         (lambda: Generator(bert()), "BertForSequenceClassification cannot generate"),
         (lambda: Generator(llama(), 0), "max_new_tokens=0"),
         (lambda: Generator(llama(), 2, {"custom_generate": "a/b"}), "'custom_generate' is not among"),
