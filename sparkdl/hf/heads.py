@@ -31,6 +31,7 @@ _OF_ALL_TOKENS = {
 }
 """Options that look at all tokens of a row, also those that only fill it up; and what changes nothing."""
 
+_WITHOUT_MASK = ("xlnet", "rwkv")  # kinds of models that pass over no padding when they generate
 _SHORTEST = 16  # copying keys and values of fewer tokens of a prefix gains nothing
 
 
@@ -137,7 +138,8 @@ class Generator(nn.Module):
         if not model.config.is_encoder_decoder:
             input_ids, mask = _to_the_right(input_ids, mask, options["pad_token_id"])
         seeds = seeds_of(input_ids, mask, self.seed) if options["do_sample"] else None
-        if not any(self._setting(name, nothing) != nothing for name, nothing in _OF_ALL_TOKENS.items()):
+        of_all = any(self._setting(name, nothing) != nothing for name, nothing in _OF_ALL_TOKENS.items())
+        if not of_all and model.config.model_type not in _WITHOUT_MASK:
             return self._continued(input_ids, mask, options, seeds)
         input_ids, mask = _to_the_right(input_ids, mask, options["pad_token_id"])
         lengths = (mask != 0).sum(dim=1).clamp(min=1)

@@ -73,7 +73,17 @@ def test_the_mean_of_the_last_hidden_states() -> None:
     torch.testing.assert_close(lengths, torch.ones(2))
 
 
-@pytest.mark.parametrize("make", [llama, lambda: lora(llama())])
+def xlnet() -> Any:
+    """Return a small model that passes over no padding when it generates."""
+    from transformers import XLNetConfig, XLNetLMHeadModel
+
+    torch.manual_seed(0)
+    return XLNetLMHeadModel(
+        XLNetConfig(vocab_size=300, d_model=16, n_layer=2, n_head=2, d_inner=32, pad_token_id=0)
+    )
+
+
+@pytest.mark.parametrize("make", [llama, lambda: lora(llama()), xlnet])
 def test_padded_texts_continue_as_they_do_alone(make: Any) -> None:
     module = Generator(make().eval(), max_new_tokens=6)
     with torch.no_grad():
