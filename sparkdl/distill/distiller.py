@@ -13,7 +13,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from sparkdl.data.columns import ColumnLike, Columns
+from sparkdl.data.columns import ColumnLike, Columns, TablePlan
 from sparkdl.data.dataset import Dataset
 from sparkdl.distill.hidden import FeatureMatching, captured, check_layers, project, without_projectors
 from sparkdl.distill.losses import KD, DistillLoss, main_output
@@ -220,6 +220,8 @@ class Distiller:
         for number, teacher in enumerate(found.teachers):
             if isinstance(teacher, ServiceAnswers):
                 teacher.check(teacher.inputs(batch))
+            if teacher.reads is None:
+                _check_order(teacher, found.data.plan)
             names = [n for loss in self._hidden if loss.teacher == number for n in loss.layers.values()]
             module = teacher.module if isinstance(teacher, ModuleAnswers) else nn.Identity()
             answer, theirs = _outputs(
@@ -282,6 +284,18 @@ def _outputs(
         except Exception as error:
             explained = explain_failure(module, inputs, call, error, (whose, "look at its forward method"))
             raise ModelError(f"{whose}: {explained}") from error
+
+
+def _check_order(teacher: Answering, plan: TablePlan) -> None:
+    """Check that the student's inputs, given by position, are the columns of a saved teacher in its order."""
+    source = {column.key: column.source for column in plan.columns}
+    given = list(dict.fromkeys(source[key] for key in plan.features.keys))
+    by_position, columns = plan.features.kind == "tuple", list(teacher.columns)
+    if by_position and given != columns and sorted(given) == sorted(columns):
+        raise ConfigError(
+            f"{teacher.name} was fitted on the columns {columns}, in this order, and gets the "
+            f"student's inputs {given} by position: say inputs={columns}, or list features= in its order"
+        )
 
 
 def _is_asked(teacher: Answering) -> bool:

@@ -115,7 +115,8 @@ class ServiceAnswers(Answering):
         model = self.client.model()
         if model is None:
             return
-        for name in self._named(inputs, tuple(model["inputs"])):
+        self.columns = tuple(model["inputs"])
+        for name in self._named(inputs, self.columns):
             if name not in model["inputs"]:
                 raise ConfigError(
                     f"{self.name}: the served model {model['model']} has no column {name!r}; it takes "

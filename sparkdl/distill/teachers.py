@@ -28,8 +28,11 @@ class Answering(nn.Module, ABC):
     """A teacher as tasks have it: a part of the loss, which is never trained and in no checkpoint.
 
     ``reads`` says which entries of the label are its inputs, and how they group, with ``entries`` by its
-    keys; ``None`` for the student's inputs.
+    keys; ``None`` for the student's inputs. ``columns`` are those that a saved model was fitted on, in the
+    order of its inputs; empty if they are not known.
     """
+
+    columns: tuple[str, ...] = ()
 
     def __init__(
         self, name: str, reads: Structure | None, entries: Mapping[str, str], weight: float, outputs: Outputs
@@ -129,10 +132,10 @@ class Teacher:
             ConfigError: if there is no complete model at the path, or it names code that is not trusted, or
                 reads a table's columns.
         """
-        module = self.model
+        module, columns = self.model, ()
         if isinstance(module, str):
             path = module
-            content, *_ = read_model(path, trust=self.trust)
+            content, metadata, _ = read_model(path, trust=self.trust)
             assert content.module is not None
             if content.table and content.table.get("encoding"):
                 raise ConfigError(
@@ -140,8 +143,11 @@ class Teacher:
                     "the rows with model.transform(df), and give SoftLabels('rawPrediction')"
                 )
             module = content.module
+            columns = tuple((metadata.get("paramMap") or {}).get("featuresCols") or ())
         name = f"teacher {number} ({type(module).__name__})"
-        return ModuleAnswers(module, name, reads, entries, self.weight, self.outputs)
+        found = ModuleAnswers(module, name, reads, entries, self.weight, self.outputs)
+        found.columns = columns
+        return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from support.models import mlp
 from support.serving import classifier, save, table_classifier
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional as nnf
 from torchmetrics.classification import MulticlassAccuracy
 
@@ -23,10 +24,13 @@ from sparkdl.distill import (
     FeatureMatching,
     LogitMatching,
     PatientKD,
+    Service,
     SoftLabels,
     Teacher,
 )
+from sparkdl.distill.client import Client
 from sparkdl.exceptions import ConfigError, DataError, ModelError
+from sparkdl.ml import TorchModel
 from sparkdl.train import Checkpoint, Hook, MaxEpoch, MaxIteration
 from sparkdl.wire.frame import Array
 
@@ -299,6 +303,32 @@ def test_a_saved_model_teaches(spark: Any, tmp_path: Path) -> None:
         pytest.raises(ConfigError, match="encodes a table's columns"),
     ):
         distiller(str(tmp_path / "table"), net(8, 64, 10)).fit(data)
+
+
+class Difference(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.out = nn.Linear(3, 4)
+
+    def forward(self, first: Tensor, second: Tensor) -> Tensor:
+        return self.out(first - second)
+
+
+@pytest.mark.parametrize("served", [False, True])
+def test_a_saved_model_that_was_fitted_on_the_columns_in_another_order_is_refused(
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, served: bool
+) -> None:
+    x = np.zeros((2, 3), np.float32)
+    model = TorchModel.from_module(Difference(), example=(x, x), featuresCols=["b", "a"])
+    save(model, tmp_path / "model")
+    told = {"model": "TorchModel", "inputs": {"b": "", "a": ""}, "outputs": {"rawPrediction": ""}}
+    monkeypatch.setattr(Client, "model", lambda self: told)
+    of = Service(["nobody:1"]) if served else Teacher(str(tmp_path / "model"), trust=[Difference])
+    df = pd.DataFrame({"a": list(RANDOM.normal(size=(8, 3))), "b": list(RANDOM.normal(size=(8, 3))), "y": 0})
+    with pytest.raises(
+        ConfigError, match=r"fitted on the columns \['b', 'a'\], in this order, and gets .*'a'"
+    ):
+        distiller(of, Difference()).fit(df, features=["a", "b"], label="y")
 
 
 def test_validation_measures_the_label_alone(spark: Any) -> None:
