@@ -18,6 +18,7 @@ STALENESS = 2
 OPTIMIZER = 3
 SHARES = 4
 POPULATION = 5
+PROJECTORS = 0xD157
 
 
 def derive(stream: int, *coordinates: int) -> int:

@@ -15,7 +15,6 @@ from sparkdl.exceptions import ConfigError, ModelError
 from sparkdl.nn.trace import describe
 
 _PROJECTOR = "distill_projector"
-_STREAM = 0xD157  # random numbers of projectors' first weights
 
 
 class FeatureMatching(nn.Module):
@@ -171,7 +170,7 @@ def project(module: nn.Module, loss: int, pair: int, widths: tuple[int, int], se
     calls all modules that it has.
     """
     ours, theirs = widths
-    generator = torch.Generator().manual_seed(seeding.derive(_STREAM, seed, loss, pair) >> 1)
+    generator = torch.Generator().manual_seed(seeding.derive(seeding.PROJECTORS, seed, loss, pair) >> 1)
     first = next(module.parameters())
     weights = torch.empty(theirs, ours, dtype=first.dtype)
     nn.init.xavier_uniform_(weights, generator=generator)
