@@ -135,6 +135,22 @@ def test_deleted_rows_are_not_read(spark: Any, table: Any, monkeypatch: pytest.M
         assert sorted(read.ravel().tolist()) == expected
 
 
+def test_a_column_that_the_table_has_dropped_is_none_of_it(spark: Any, table: Any) -> None:
+    with table.update_schema() as change:
+        change.delete_column("y")
+    assert table.scan().to_arrow().column_names == ["x"]
+    listing = place(table).listed()
+    assert listing.schema.names == ["x"]
+    assert "y" in parquet.read_schema(listing.files[0].path).names
+    for options in ({"label": "y"}, {"filter": pc.field("y") > 0}):
+        with pytest.raises(
+            (DataError, ConfigError), match="'y' is not in the files|No match for FieldRef.Name.y"
+        ):
+            Dataset.from_iceberg(table.metadata_location, features="x", spark=spark, **options)
+    with Dataset.from_iceberg(table.metadata_location, features="x", spark=spark) as data:
+        assert len(data) == 99
+
+
 def test_a_catalog_and_its_secrets(spark: Any, table: Any) -> None:
     catalog = properties(folder_of(table)) | {"password": "a-secret-of-catalogs"}
     with Dataset.from_iceberg("shop.sales", catalog=catalog, features="x", spark=spark) as data:

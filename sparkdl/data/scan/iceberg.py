@@ -48,7 +48,8 @@ class IcebergSnapshot:
             raise DataError(f"{name}: there is none; it has {_numbers(table)}", code="data-source")
         if found is None:
             raise DataError(f"{self.table} has no snapshot: there is nothing to train on", code="data-empty")
-        numbers = _check_names(table, found.schema_id, name)
+        # The current snapshot has the columns of now, which may be fewer than when it was written.
+        numbers = _check_names(table, found.schema_id if self.snapshot is not None else None, name)
         try:
             tasks = list(table.scan(snapshot_id=found.snapshot_id).plan_files())
         except (ValueError, NotImplementedError) as error:  # as for equality deletes
@@ -73,8 +74,9 @@ class IcebergSnapshot:
         ]
         gone = "snapshots that expire lose their files. Train on a later one"
         files = listed_files(system, listed, name, "the table", gone)
-        with open_parquet(system, files[0]) as first:
-            schema = first.schema_arrow
+        with open_parquet(system, files[0]) as first:  # which may have columns that the table has dropped
+            schema = pa.schema([each for each in first.schema_arrow if each.name in numbers])
+            schema = schema.with_metadata(first.schema_arrow.metadata)
         selected = _selected(system, name, tasks)
         return Listing(files, schema, NO_COLUMNS, found.snapshot_id, selected, where, numbers)
 
