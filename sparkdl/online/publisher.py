@@ -204,7 +204,10 @@ class Publisher:
             OSError: if the files cannot be written.
         """
         if self._make is None:
-            raise ConfigError("Publisher(model=None): say how to make a model of the module")
+            raise ConfigError(
+                "Publisher(model=None): how to make a model of the module follows from the first batch that "
+                "this program learns. Learn one, or say it: Publisher(path, model)"
+            )
         self._store.make(self._root)
         with self._alone():
             if same_run:
