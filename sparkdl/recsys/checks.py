@@ -5,7 +5,6 @@ from __future__ import annotations
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
-from pyspark.sql.types import DataType
 
 from sparkdl.data.columns import quoted
 from sparkdl.data.schema import check_dataframe, check_unambiguous, same_names
