@@ -1,4 +1,4 @@
-"""What several commands share: arguments of the command line, the error of a command that cannot work."""
+"""Parts that several commands share: arguments of the command line, the error of one that cannot work."""
 
 from __future__ import annotations
 
