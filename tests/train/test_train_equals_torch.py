@@ -16,8 +16,8 @@ from support.reference import Partition, iteration_rows
 from torch import nn
 from torch.nn.utils import parametrizations, prune
 
-from sparkdl import Trainer
-from sparkdl.exceptions import ModelError
+from sparkdl import Dataset, Trainer
+from sparkdl.exceptions import ModelError, SparkdlWarning
 from sparkdl.train import Hook, MaxIteration, Run
 
 X = np.random.default_rng(0).normal(size=(48, 4)).astype(np.float32)
@@ -131,6 +131,31 @@ def test_counters_and_caches_that_nothing_reads_work(spark: Any) -> None:
 def test_a_counter_that_the_loss_depends_on_is_refused(spark: Any) -> None:
     with pytest.raises(ModelError, match=r"forward changes 'steps'.*register_buffer"):
         fit(spark, Counting(lambda m, y: y * 0.9**m.steps), [48])
+
+
+class Standardized(nn.Module):
+    """Takes the mean of all rows so far; ``of_rows`` says whether it counts rows or batches."""
+
+    def __init__(self, of_rows: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer, self.of_rows = nn.Linear(4, 1), of_rows
+        self.register_buffer("count", torch.tensor(0))
+        self.register_buffer("sum", torch.zeros(4))
+
+    def forward(self, x: Any) -> Any:
+        self.count += len(x) if self.of_rows else 1
+        self.sum += x.detach().sum(0) if self.of_rows else x.detach().mean(0)
+        return self.layer(x - self.sum / self.count)
+
+
+def test_a_buffer_that_counts_rows_is_told_of(spark: Any) -> None:
+    """With two partitions it counts those of the larger one."""
+    with Dataset.from_numpy(X, Y, spark=spark, num_partitions=1) as data:  # which counts all
+        Trainer(Standardized(of_rows=True), loss=nn.MSELoss(), optimizer=SGD, progress=False).fit(data)
+    fit(spark, Standardized(of_rows=False), [32, 16])
+    with pytest.warns(SparkdlWarning, match="forward counts the rows of a batch in buffer 'count'"):
+        fit(spark, Standardized(of_rows=True), [32, 16])
 
 
 class Remembers(nn.Module):

@@ -19,7 +19,7 @@ from sparkdl.nn import serialize
 from sparkdl.nn.batch import Batch, tensors_of
 from sparkdl.nn.changing import ChangeWatch, refuse_trained, refuse_untrained
 from sparkdl.nn.flat import FlatModule
-from sparkdl.nn.gradient import forward_backward
+from sparkdl.nn.gradient import forward_backward, try_forward
 from sparkdl.nn.lightning import check_mode, to_train
 from sparkdl.nn.meeting import ROWS, find_broadcast
 from sparkdl.nn.numerics import make_replica
@@ -111,9 +111,18 @@ def _tell_coupled(spec: FitSpec, replica: FlatModule, data: Dataset) -> str:
             "micro-batches normalise by their own rows, and statistics are averaged. Take GroupNorm or "
             "LayerNorm, or train with one partition (num_partitions=1) and no micro_batch_size"
         )
-    if is_known(spec.objective):
+    counts = partitions != 1 and len(replica.counters()) > 0
+    if is_known(spec.objective) and not counts:
         return ""
     batch = BatchReader.of(data).batch(data.first_rows(_TRIED_ROWS))
+    if counts and batch.rows == _TRIED_ROWS and (name := _counting_rows(spec, replica, batch)):
+        return (
+            f"forward counts the rows of a batch in buffer {name!r}: each partition counts those of its own, "
+            "and the largest of their counts goes on. Count batches, or train with one partition "
+            "(num_partitions=1)"
+        )
+    if is_known(spec.objective):
+        return ""
     with replica.computing():
         found = differs(spec.objective, replica.module, replica.prepare(batch))
     if found is None:
@@ -125,6 +134,19 @@ def _tell_coupled(spec: FitSpec, replica: FlatModule, data: Dataset) -> str:
         "micro_batch_size where rows of a batch are compared with each other; divide a sum by its rows; "
         "return {'loss': mean, 'divisor': number} from step= where something else than rows is counted"
     )
+
+
+def _counting_rows(spec: FitSpec, replica: FlatModule, batch: Batch) -> str:
+    """Return the first integer buffer that forward changes otherwise for all rows than for half of them."""
+    before = replica.buffers(), replica.counters()
+    found = []
+    for rows in (batch.rows, batch.rows // 2):
+        try_forward(replica, batch.narrow(0, rows), spec.objective, None)
+        found.append(replica.counters())
+        replica.load_buffers(*before)
+    other = np.flatnonzero(found[0] != found[1])
+    places = (place.name for place in replica.layout.counters if len(other) and other[0] < place.end)
+    return next(places, "")
 
 
 def some_rows(data: Dataset) -> dict[str, Array]:
