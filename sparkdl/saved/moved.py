@@ -60,7 +60,7 @@ _PLACES = (  # package of earlier releases, package of today, modules (old>new w
     (
         "sparkdl.data",
         "sparkdl.data.store",
-        "build>dataframe built>build manifest placement sources>dataframe",
+        "build>dataframe built>build manifest sources>dataframe",
     ),
     (
         "sparkdl.optim",
@@ -71,7 +71,7 @@ _PLACES = (  # package of earlier releases, package of today, modules (old>new w
     (
         "sparkdl.tune",
         "sparkdl.tune.running",
-        "advance alone>runners distributed journal runners rows>shared_rows retried search watch",
+        "advance alone>runners distributed>runners journal runners rows>shared_rows retried search watch",
     ),
     (
         "sparkdl.ml",
