@@ -136,8 +136,9 @@ def _reject_overlap(params: Sequence[tuple[str, nn.Parameter]]) -> None:
 
 def refuse_aliases(module: nn.Module) -> None:
     """Refuse buffers and attributes in the memory of trained parameters: tasks would have copies of them."""
-    ranges = sorted((*_range(p), name) for name, p in trainable(module) if p.numel())
-    starts, trained = [start for start, *_ in ranges], {id(p) for _, p in trainable(module)}
+    params = trainable(module)
+    ranges = sorted((*_range(p), name) for name, p in params if p.numel())
+    starts, trained = [start for start, *_ in ranges], {id(p) for _, p in params}
     for prefix, layer in module.named_modules():
         own = {n: t for n, t in vars(layer).items() if isinstance(t, torch.Tensor) and id(t) not in trained}
         for name, tensor in {**own, **layer._buffers}.items():

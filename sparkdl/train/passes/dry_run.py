@@ -111,8 +111,8 @@ def _tell_coupled(spec: FitSpec, replica: FlatModule, data: Dataset) -> str:
             "micro-batches normalise by their own rows, and statistics are averaged. Take GroupNorm or "
             "LayerNorm, or train with one partition (num_partitions=1) and no micro_batch_size"
         )
-    counts = partitions != 1 and len(replica.counters()) > 0
-    if is_known(spec.objective) and not counts:
+    known, counts = is_known(spec.objective), partitions != 1 and _counts_more_than_batches(replica)
+    if known and not counts:
         return ""
     batch = BatchReader.of(data).batch(data.first_rows(_TRIED_ROWS))
     if counts and batch.rows == _TRIED_ROWS and (name := _counting_rows(spec, replica, batch)):
@@ -121,7 +121,7 @@ def _tell_coupled(spec: FitSpec, replica: FlatModule, data: Dataset) -> str:
             "and the largest of their counts goes on. Count batches, or train with one partition "
             "(num_partitions=1)"
         )
-    if is_known(spec.objective):
+    if known:
         return ""
     with replica.computing():
         found = differs(spec.objective, replica.module, replica.prepare(batch))
@@ -134,6 +134,17 @@ def _tell_coupled(spec: FitSpec, replica: FlatModule, data: Dataset) -> str:
         "micro_batch_size where rows of a batch are compared with each other; divide a sum by its rows; "
         "return {'loss': mean, 'divisor': number} from step= where something else than rows is counted"
     )
+
+
+def _counts_more_than_batches(replica: FlatModule) -> bool:
+    """Return whether there are integer buffers besides those in which norm layers count batches."""
+    norms = [
+        name
+        for name, m in replica.module.named_modules()
+        if isinstance(m, torch.nn.modules.batchnorm._NormBase)
+    ]
+    batches = {f"{name}.num_batches_tracked".removeprefix(".") for name in norms}
+    return any(place.name not in batches for place in replica.layout.counters)
 
 
 def _counting_rows(spec: FitSpec, replica: FlatModule, batch: Batch) -> str:
