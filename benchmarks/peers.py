@@ -29,8 +29,9 @@ The modes take turns, ``--rounds`` times; a figure is the median of its rounds, 
 ``--seconds``, of which the first half warms up. The JVMs compile as they go, for minutes: where a mode goes
 through shuffles, they run groups of the empty model for 300 seconds at first (``--warm-up``), and those of
 each work for a fifth of it. The direct modes start a job now and then only: alone they warm up for 20
-seconds, and rounds are shorter, so that ``--works mlp --modes ddp direct`` ends within three minutes. What
-runs on Spark does one round more, the first, which is thrown away.
+seconds. Their groups grow by four (1, 4, 16, 64, 256 steps), and the one that runs when the time is up does
+not count: rounds of 8 seconds at 20 ms a step would show the group of 64, in which the start of a job is 4 ms
+of each step. What runs on Spark does one round more, the first, which is thrown away.
 
 ``--json`` is written after every figure. SIGTERM and Ctrl-C end the run with the table of what there is; a
 mode of which only the first round was done has ``rounds`` 0. ``time_over_ddp`` is below 1 where a mode is
@@ -137,9 +138,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--works", nargs="+", choices=tuple(WORKS), default=list(WORKS))
     parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES))
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument(
-        "--seconds", type=float, help="of each mode in each round (15; 8 if no mode goes through shuffles)"
-    )
+    parser.add_argument("--seconds", type=float, default=15.0, help="of each mode in each round (15)")
     parser.add_argument(
         "--warm-up", type=float, help="seconds at first (300; 20 if no mode goes through shuffles)"
     )
@@ -147,8 +146,6 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--json", help="where to write the rows, after every figure")
     args = parser.parse_args()
     shuffles = set(args.modes) - _OUTSIDE - _DIRECT
-    if args.seconds is None:
-        args.seconds = 15.0 if shuffles else 8.0
     if args.warm_up is None:
         args.warm_up = 300.0 if shuffles else 20.0
     args.warm_by = SPARKDL["groups" if shuffles else "direct"]
