@@ -106,7 +106,7 @@ def foretold(
     does = costs.moves("sharded", 4 * numel, count)
     sync = costs.exchange_seconds(does, "direct", costs.Carrier(), known) + costs.update_seconds(does, known)
     if plain is not None:
-        sync += plain - does.nbytes * known.sent
+        sync += plain - does.nbytes * known.sent(count)
     return args.compute + sync + driver.step + count * driver.report
 
 

@@ -76,18 +76,14 @@ def arguments_of(module: Any, monkeypatch: pytest.MonkeyPatch, *options: str) ->
 
 
 @pytest.mark.parametrize(
-    ("modes", "warm_up", "seconds"),
-    [
-        (["ddp", "direct"], 20.0, 8.0),
-        (["ddp", "groups"], 300.0, 15.0),
-        (["direct sharded", "bare"], 300.0, 15.0),
-    ],
+    ("modes", "warm_up"),
+    [(["ddp", "direct"], 20.0), (["ddp", "groups"], 300.0), (["direct sharded", "bare"], 300.0)],
 )
 def test_warm_up_is_what_the_modes_need(
-    monkeypatch: pytest.MonkeyPatch, modes: list[str], warm_up: float, seconds: float
+    monkeypatch: pytest.MonkeyPatch, modes: list[str], warm_up: float
 ) -> None:
     found = arguments_of(peers, monkeypatch, "--works", "mlp", "--modes", *modes)
-    assert (found.warm_up, found.seconds) == (warm_up, seconds)
+    assert found.warm_up == warm_up
     assert found.warm_by["transport"] == ("direct" if warm_up < 300 else "shuffle")
 
 

@@ -50,9 +50,6 @@ class Surroundings:
     compute: float = 2.0  # seconds of forward and backward
     group: float | None = None  # seconds of a group; ``None`` for what the sharded plan wants
     network: float = 1.25e9  # bytes per second of each machine, in each direction
-    # Part of it that reaches the ranks when all send to all: headers take some, and TCP's connections do
-    # not end together (0.72 to 0.93, benchmarks/links.py).
-    share: float = 0.8
     latency: float = 100e-6  # seconds that a message is on its way
     update: float = 0.35e-9  # seconds per byte of weights that Adam updates (7 ms for 5 million)
     copy: float = 0.15e-9  # seconds per byte of weights that are copied into the module
@@ -60,16 +57,21 @@ class Surroundings:
     shuffled: float = 3.2e-9  # seconds per byte that a task sends and receives by shuffles
     packing: float = 50e-6  # processor seconds of packing a message and of reading one
 
-    @property
-    def sent(self) -> float:
-        """Seconds in which the network brings a byte."""
-        return 1 / (self.share * self.network)
+    def sent(self, ranks: float) -> float:
+        """Return the seconds in which the network brings a byte when so many ranks send to all.
+
+        Headers take some of a link, TCP's connections do not end together, and packets are lost where many
+        send to one: 0.8 of it is left among eight ranks, 0.65 among 24 (benchmarks/links.py).
+        """
+        crowd = min(max(math.log(ranks / 8, 3), 0.0), 1.0)
+        return 1 / ((0.8 - 0.15 * crowd) * self.network)
 
 
 @dataclass(frozen=True, slots=True)
 class Moves:
     """What a rank does in the sync of a step."""
 
+    ranks: int  # of how many it is one
     exchanges: int  # how many exchanges there are
     messages: int  # messages that it sends
     nbytes: float  # bytes that it sends
@@ -81,16 +83,16 @@ class Moves:
 def moves(kind: Kind, nbytes: int, ranks: int) -> Moves:
     """Return what a rank does, of so many ranks."""
     if kind == "replicated":
-        return Moves(1, ranks - 1, nbytes * (ranks - 1.0), nbytes * ranks, nbytes, 0.0)
+        return Moves(ranks, 1, ranks - 1, nbytes * (ranks - 1.0), nbytes * ranks, nbytes, 0.0)
     away = 1 - 1 / ranks
-    return Moves(2, 2 * (ranks - 1), 2 * nbytes * away, nbytes, nbytes / ranks, nbytes)
+    return Moves(ranks, 2, 2 * (ranks - 1), 2 * nbytes * away, nbytes, nbytes / ranks, nbytes)
 
 
 def exchange_seconds(does: Moves, transport: str, carrier: Carrier, around: Surroundings) -> float:
     """Return the seconds in which messages travel."""
     if transport != "direct":
-        return does.nbytes * max(around.shuffled, around.sent)
-    byte = max(carrier.byte, around.sent)
+        return does.nbytes * max(around.shuffled, around.sent(does.ranks))
+    byte = max(carrier.byte, around.sent(does.ranks))
     each = carrier.message + around.packing
     return does.exchanges * (carrier.exchange + around.latency) + does.messages * each + does.nbytes * byte
 
@@ -124,7 +126,7 @@ def sync_seconds(
 
 def from_peers(nbytes: int, carrier: Carrier, around: Surroundings) -> dict[str, int]:
     """Return from how many peers an all-to-all exchange's messages count."""
-    byte = max(carrier.byte, around.sent)
+    byte = max(carrier.byte, around.sent(math.inf))
     each = carrier.message + around.packing
     of_bytes = 0.1 * nbytes * byte / each + 1
     of_compute = 0.01 * around.compute / (2 * each) + 1
