@@ -19,7 +19,7 @@ _EVERY = 16
 """After so many steps a process looks at its frozen parameters again, and before that after 1, 2, 4 and 8."""
 
 _FIRST_TRIAL = 4
-"""After so many steps, and each time four times as many, attributes are tried: as long as some steps."""
+"""After so many steps, and each time twice as many, attributes are tried: as long as some steps."""
 
 
 def check_attributes(
@@ -77,7 +77,7 @@ class Lookout:
         if not steps % _EVERY or steps & (steps - 1) == 0:
             refuse_moving(self._watch.tensors()[1])
         if steps == self._next_trial:
-            self._next_trial *= 4
+            self._next_trial *= 2
             # A fresh module would have other rows of embedding variables, and take long to compile.
             if not self._spec.numerics.compile and not embedding_variables(self._replica.module):
                 self._try(self._watch.attributes(), batch, frozen)
