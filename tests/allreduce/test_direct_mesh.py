@@ -7,6 +7,7 @@ import select
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 from itertools import combinations
 from typing import Any
 
@@ -279,3 +280,20 @@ def test_a_sleeping_rank_takes_no_processor_time() -> None:
 
     with ring(2) as made:
         assert run() < 0.3
+
+
+def test_ranks_begin_with_different_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If all sent to one rank first, its link would lose packets, and wait for them."""
+    begun: dict[bytes, list[bytes]] = {}
+    queue = Connection.queue
+
+    def noted(self: Connection, kind: int, number: int, group: int, *more: Any) -> None:
+        if kind == FRAME:
+            begun.setdefault(bytes(more[0][0]), []).append(self.peer[:1])
+        queue(self, kind, number, group, *more)
+
+    monkeypatch.setattr(Connection, "queue", noted)
+    with ring(4) as made:
+        at_once(*(partial(exchange, made.mesh(n), [(n, ALL, [bytes([n])])]) for n in range(4)))
+    orders = [[1, 2, 3], [2, 3, 0], [3, 0, 1], [0, 1, 2]]
+    assert begun == {bytes([n]): [bytes([to]) for to in order] for n, order in enumerate(orders)}

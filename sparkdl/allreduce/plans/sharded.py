@@ -137,7 +137,10 @@ class _Gather:
         version = self.start.after(self.done)
         if me.alone:  # the module has loaded them, and others' gradients need the room
             me.worker.files.forget(version.part(WEIGHTS))
-        for n, shard in enumerate(gradient_shards(me, self.forward, contribution, bounds)):
+        # Each begins with another owner: if all sent to one first, its link would lose packets.
+        owners = [n % me.ranks for n in range(me.rank + 1, me.rank + 1 + me.ranks)]
+        shards = gradient_shards(me, self.forward, contribution, [bounds[n] for n in owners])
+        for shard, n in zip(shards, owners, strict=False):  # to its end; there are none without a gradient
             if n == me.rank:
                 yield ToSelf(version.part(f"gradient-{n}"), [shard], lent=True)
             else:

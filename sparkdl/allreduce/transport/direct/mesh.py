@@ -34,7 +34,9 @@ class Mesh:
         self._patience = patience
         # A process is known by the first of its ranks.
         self._ranks = {link.fileno(): rank for rank, link in sorted(links.items(), reverse=True)}
-        self._peers = {rank: links[rank] for rank in self._ranks.values()}
+        # Each begins with another one: if all sent to one first, its link would lose packets.
+        order = sorted(self._ranks.values(), key=lambda rank: (rank < own[0], rank))
+        self._peers = {rank: links[rank] for rank in order}
 
     def exchange(self, number: int, sends: Iterable[tuple[int, int, Parts]]) -> dict[int, list[Buffer]]:
         """Send messages, each after sender and receiver; return what has arrived for each rank here.
