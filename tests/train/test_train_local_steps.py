@@ -25,6 +25,7 @@ from sparkdl.train import (
     DropStragglers,
     EveryIterations,
     Hook,
+    Int8,
     LocalSteps,
     MaxEpoch,
     MaxIteration,
@@ -202,6 +203,21 @@ def test_a_resumed_run_begins_with_fresh_states(spark: Any, tmp_path: Path) -> N
     assert run(7, True).history.column("lost") == [0, 0, 0, 0, 2, 0, 0]
     with pytest.raises(ConfigError, match="local_steps is 2 now and was 3"):
         fit(spark, optimizer=ADAMW, local_steps=2, hooks=[Checkpoint(str(tmp_path))], resume=True)
+
+
+def test_a_resumed_run_begins_without_what_a_codec_has_left_out(spark: Any, tmp_path: Path) -> None:
+    def run(iterations: int, folder: str, codec: Any) -> Any:
+        hooks = [Checkpoint(str(tmp_path / folder))]
+        options = {"hooks": hooks, "gradient_codec": codec, "end_when": MaxIteration(iterations)}
+        return fit(spark, resume=True, **options)
+
+    run(4, "left out", "int8")
+    assert run(7, "left out", "int8").history.column("lost") == [0, 0, 0, 0, 2, 0, 0]
+    plain = Int8(error_feedback=False)
+    run(4, "nothing", plain)
+    resumed, straight = run(7, "nothing", plain), run(7, "straight", plain)
+    assert_bit_equal(resumed.module, straight.module)
+    assert resumed.history.column("lost") == [0] * 7
 
 
 @pytest.mark.parametrize("codec", ["int8", TopK(0.05)])

@@ -23,7 +23,7 @@ from torchmetrics.classification import MulticlassAccuracy
 
 from sparkdl import Dataset, Trainer
 from sparkdl.exceptions import ConfigError
-from sparkdl.optim import LAMB, LBFGS, ClipByNorm, ParamGroup
+from sparkdl.optim import LAMB, LBFGS, ClipByNorm, ParamGroup, Staleness
 from sparkdl.train import (
     EMA,
     SWA,
@@ -56,6 +56,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "swa": {"averaging": SWA(start_epoch=1), "optimizer": partial(torch.optim.SGD, lr=0.1)},
     "lamb, clip": {"optimizer": partial(LAMB, lr=1e-2), "clip": ClipByNorm(0.5), "num_shards": 2},
     "lbfgs": {"optimizer": partial(LBFGS, lr=0.5), "batch_size": 200},
+    "late gradients": {"staleness": Staleness(share=0.5, seed=5)},
 }
 
 

@@ -20,8 +20,8 @@ class LocalSteps:
 
     An iteration is then a round of ``steps`` steps, over ``steps * batch_size`` rows. Triggers, schedules,
     hooks and the history count rounds. The Trainer's optimizer, groups, schedule and clipping apply to the
-    partitions' own steps. Each partition keeps its optimizer's state. If its executor is lost, it begins with
-    a fresh state, and the history counts it as ``lost``.
+    partitions' own steps. Each partition keeps its optimizer's state. If its executor is lost, or the run is
+    resumed, it begins with a fresh state, and the history counts it as ``lost``.
 
     Args:
         steps: steps of a round; or a mapping from epochs, counted from 0, to the steps from there on:
