@@ -65,8 +65,9 @@ class Trainer:
             - ``hooks``: methods that the run calls at its turning points, see :class:`Hook`;
             - ``timeline``: path or URL of a Chrome trace of the first 100 iterations, for Perfetto; for
               others put a :class:`sparkdl.summary.Timeline` among the hooks;
-            - ``commit_every``: iterations between two copies of the optimizer's state on the driver, for
-              when executors take both of theirs with them (what 3 % of the time allows); 0 for none;
+            - ``commit_every``: iterations until the optimizer's state is copied to the driver again, at the
+              end of the job that they are in, for when executors take both of their copies with them (what
+              3 % of the time allows); 0 for none;
             - ``max_failures``: iterations that may fail within ``failure_window`` seconds (5 in 600)
               and run again before the run ends;
             - ``progress``: whether to show a progress bar (True);
