@@ -156,8 +156,9 @@ def _rounded(part: nn.Module) -> nn.Module | None:
 def quantize(module: nn.Module) -> nn.Module:
     """Return a copy of a module whose layers are :class:`Int8Linear` and :class:`Int8Conv2d`.
 
-    Only layers that are exactly ``nn.Linear``, or ``nn.Conv2d`` with at least four channels, and have no
-    hooks, are replaced; all other layers compute as before.
+    Only layers that are exactly ``nn.Linear``, or ``nn.Conv2d`` with at least four input channels in each
+    group and a padding of zeros that is given as numbers, and have no hooks, are replaced; all other layers
+    compute as before.
     """
     # deepcopy takes what its memo has for the copy
     replaced = ((part, _rounded(part)) for part in module.modules())

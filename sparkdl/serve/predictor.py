@@ -130,7 +130,7 @@ class Predictor:
             rows: a local folder that :func:`sparkdl.saved.table_rows.export_rows` has written: the rows of
                 embedding variables are looked up there, in files that are mapped to memory. Save the model
                 :func:`~sparkdl.saved.table_rows.without_rows`, or it has rows of its own in memory.
-            **options: ``batch_size`` and ``quantize``, by default as the model says.
+            **options: ``batch_size``; and ``quantize``, by default as the model says.
 
         Raises:
             ConfigError: if there is no complete model that this version can read, or it holds a pickle that

@@ -84,7 +84,10 @@ def test_convolutions(options: dict[str, Any], vnni: bool, monkeypatch: pytest.M
 
 def test_convolutions_that_stay() -> None:
     module = nn.Sequential(
-        nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3, padding="same"), nn.Conv2d(8, 8, 3, padding_mode="circular")
+        nn.Conv2d(3, 8, 3),
+        nn.Conv2d(8, 8, 3, groups=8),
+        nn.Conv2d(8, 8, 3, padding="same"),
+        nn.Conv2d(8, 8, 3, padding_mode="circular"),
     )
     assert all(type(part) is nn.Conv2d for part in quantize(module))
 
