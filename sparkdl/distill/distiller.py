@@ -145,7 +145,8 @@ class Distiller:
 
         Args:
             data: the rows. The label of a Dataset is the label itself, or a dict with entries ``"label"`` and
-                those that teachers read. Rows may lack a label: all, or those whose label is -1.
+                those that teachers read. Rows may lack a label: all, or those whose label is a negative
+                integer.
             validation: as of a Trainer. The loss there is that of the label.
             features: columns of a DataFrame that the student reads.
             label: its label; ``None`` to learn from teachers alone.

@@ -24,8 +24,8 @@ class DistillLoss(nn.Module, ABC):
 
     It is an ordinary loss of ``(soft, label)``, or of ``soft`` alone, for columns of teachers' outputs:
     ``Trainer(loss=KD()).fit(df, features="x", label=["teacher", "y"])``. It gives one value per row. A row
-    that no teacher has answered has the loss of its label in full. A row whose label is negative is
-    unlabelled, and has the part of the teachers alone.
+    that no teacher has answered has the loss of its label in full. A row whose label is a negative integer is
+    unlabelled, and has the part of the teachers alone. Labels that are floats are amounts, below 0, too.
 
     Args:
         alpha: share of the teachers, from 0 to 1.
@@ -106,7 +106,8 @@ class KD(DistillLoss):
     r"""Distillation of Hinton, Vinyals and Dean (2015), of logits.
 
     A row's loss is ``alpha * T² * KL(softmax(teacher / T) || softmax(output / T))``, the classes in the last
-    dimension, plus ``(1 - alpha) * label_loss(output, label)``.
+    dimension, plus ``(1 - alpha) * label_loss(output, label)``. Labels may be whole numbers as floats, of
+    which negative ones are of unlabelled rows.
 
     Args:
         temperature: T, which softens both distributions.
@@ -156,7 +157,8 @@ class KD(DistillLoss):
 class LogitMatching(DistillLoss):
     """The squared difference of outputs (Ba and Caruana 2014): for regression, and for logits as they are.
 
-    A row's loss is ``alpha * mean((output - teacher)²) + (1 - alpha) * label_loss(output, label)``.
+    A row's loss is ``alpha * mean((output - teacher)²) + (1 - alpha) * label_loss(output, label)``. Amounts
+    below 0 are labels if they are floats; a negative integer is that of an unlabelled row.
 
     Args:
         alpha: share of the teachers, from 0 to 1.

@@ -81,6 +81,19 @@ def test_rows_without_label_or_without_answer_have_the_other_part() -> None:
     assert not output.grad[4].any()
 
 
+def test_amounts_below_0_are_labels_and_negative_integers_are_none() -> None:
+    output, teacher = tensors(OUTPUT[:, 0], TEACHER[:, 0])
+    amounts = np.array([-3, 2, -1, 0, 4])
+    soft, squared = 0.5 * (OUTPUT[:, 0] - TEACHER[:, 0]) ** 2, 0.5 * (OUTPUT[:, 0] - amounts) ** 2
+    loss = LogitMatching(0.5)
+    np.testing.assert_allclose(
+        loss(output, (teacher, torch.from_numpy(amounts).float())), soft + squared, rtol=1e-5
+    )
+    np.testing.assert_allclose(
+        loss(output, (teacher, torch.from_numpy(amounts))), soft + squared * (amounts >= 0), rtol=1e-5
+    )
+
+
 def test_alpha_one_uses_labels_only_where_no_teacher_answers() -> None:
     output, teacher, label = tensors(OUTPUT, TEACHER.copy(), LABEL)
     teacher[1] = torch.nan
