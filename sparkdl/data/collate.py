@@ -46,6 +46,10 @@ class Pad:
         lengths: whether the module gets the lengths.
         has_label: whether rows are ``(features, label)``.
 
+    Raises:
+        ConfigError: if ``multiple`` is no integer of at least 1; when it is called, if ``value`` has no value
+            for a feature.
+
     Examples:
         >>> import torch
         >>> rows = [(torch.tensor([5, 6, 7]), 1), (torch.tensor([8]), 0)]

@@ -49,6 +49,9 @@ class Column:
             ``<name>_indices`` and ``<name>_values``. A row takes 8 bytes per value that is not 0.
             ``"sparse.indices"`` and ``"sparse.values"`` are one of these tensors, to name them otherwise.
 
+    Raises:
+        ConfigError: if a value cannot work.
+
     Examples:
         >>> Column("image", shape=(1, 28, 28), dtype="uint8")
         Column(name='image', shape=(1, 28, 28), dtype='uint8')

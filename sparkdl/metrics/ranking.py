@@ -58,6 +58,9 @@ class _Ranking(Metric):
             target: relevance of each candidate, 0 or 1, same shape.
             indexes: the query that each score belongs to, same shape. A query's candidates may then
                 lie in any batch and partition, and all scores are kept until the end.
+
+        Raises:
+            ValueError: if shapes differ, or there are no queries by candidates and no ``indexes``.
         """
         if preds.shape != target.shape or (indexes is not None and indexes.shape != preds.shape):
             shapes = [tuple(t.shape) for t in (preds, target, indexes) if t is not None]
@@ -123,6 +126,9 @@ class HitRatio(_Ranking):
     Args:
         k: length of the ranking.
 
+    Raises:
+        ConfigError: if ``k`` is no integer of at least 1.
+
     Examples:
         >>> scores = torch.tensor([[0.9, 0.2, 0.4], [0.1, 0.2, 0.3]])
         >>> relevant = torch.tensor([[0, 0, 1], [1, 0, 0]])
@@ -146,6 +152,9 @@ class NDCG(_Ranking):
 
     Args:
         k: length of the ranking.
+
+    Raises:
+        ConfigError: if ``k`` is no integer of at least 1.
 
     Examples:
         >>> NDCG()(torch.tensor([[0.5, 0.5, 0.1]]), torch.tensor([[3, 1, 0]]))  # any order
@@ -206,6 +215,9 @@ class MRR(_Ranking):
 
     Args:
         k: length of the ranking; all candidates by default.
+
+    Raises:
+        ConfigError: if ``k`` is no integer of at least 1.
     """
 
     def __init__(self, k: int | None = None) -> None:
@@ -223,6 +235,9 @@ class Recall(_Ranking):
 
     Args:
         k: length of the ranking.
+
+    Raises:
+        ConfigError: if ``k`` is no integer of at least 1.
     """
 
     def __init__(self, k: int = 10) -> None:

@@ -46,6 +46,9 @@ class MetricSpec:
         prepare: ``prepare(output, label, inputs)`` makes a tuple of arguments of ``metric.update``, a
             dict of keyword arguments, or the only argument. By default the metric gets ``(output,
             label)``; without a label ``(output, inputs)``, as the loss does.
+
+    Raises:
+        ConfigError: if it is no metric, or ``prepare`` cannot be called.
     """
 
     metric: AnyMetric

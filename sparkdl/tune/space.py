@@ -51,7 +51,11 @@ def lograndint(low: int, high: int) -> IntDistribution:
 
 
 def choice(values: Sequence[Any]) -> CategoricalDistribution:
-    """Return one of some values: numbers, strings, booleans or ``None``."""
+    """Return one of some values: numbers, strings, booleans or ``None``.
+
+    Raises:
+        ConfigError: if there are none, one is something else, or two are equal and of different types.
+    """
     for value in values:
         if not isinstance(value, _CHOICES):
             raise ConfigError(

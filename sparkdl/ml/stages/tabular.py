@@ -63,9 +63,9 @@ class TabularEncoder(Estimator["TabularEncoderModel"], _TabularParams, Settable,
     - nothing, if it tells no rows apart: all rows are null or have one value, or no string is in enough rows.
 
     The output columns are arrays, whose width and dtype are in the columns' metadata, where
-    :class:`sparkdl.Dataset` finds them. The fit is at most four aggregations of Spark SQL. The estimators do
-    all this by themselves for ``featuresCols`` (see ``encode``); the stage is for modules of your own and
-    other uses.
+    :class:`sparkdl.Dataset` finds them. The fit is at most four aggregations of Spark SQL for each 1,000
+    columns. The estimators do all this by themselves for ``featuresCols`` (see ``encode``); the stage is for
+    modules of your own and other uses.
 
     ::
 

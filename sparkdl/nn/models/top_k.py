@@ -107,6 +107,7 @@ class Recommender(nn.Module):
 
     Raises:
         ConfigError: if ``retrieve`` gives fewer than ``k`` candidates, or ``rank`` takes no ``item``.
+        ModelError: from ``forward``, if neither takes an input.
     """
 
     def __init__(self, retrieve: TopK, rank: nn.Module, k: int = 10, weight: float = 0.0) -> None:

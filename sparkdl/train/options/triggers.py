@@ -125,7 +125,11 @@ class EverySeconds(Trigger):
 
 @dataclass(frozen=True, slots=True)
 class MaxEpoch(_Foreseeable):
-    """Fires once ``epochs`` epochs are completed."""
+    """Fires once ``epochs`` epochs are completed.
+
+    Raises:
+        ConfigError: if ``epochs`` is no integer of at least 0.
+    """
 
     epochs: int
 
@@ -139,7 +143,11 @@ class MaxEpoch(_Foreseeable):
 
 @dataclass(frozen=True, slots=True)
 class MaxIteration(_Foreseeable):
-    """Fires once ``iterations`` iterations are completed."""
+    """Fires once ``iterations`` iterations are completed.
+
+    Raises:
+        ConfigError: if ``iterations`` is no integer of at least 0.
+    """
 
     iterations: int
 
@@ -153,7 +161,11 @@ class MaxIteration(_Foreseeable):
 
 @dataclass(frozen=True, slots=True)
 class MaxSeconds(Trigger):
-    """Fires once the run has taken ``seconds`` of wall-clock time."""
+    """Fires once the run has taken ``seconds`` of wall-clock time.
+
+    Raises:
+        ConfigError: if ``seconds`` is no finite number.
+    """
 
     seconds: float
 
@@ -167,7 +179,11 @@ class MaxSeconds(Trigger):
 
 @dataclass(frozen=True, slots=True)
 class MinLoss(Trigger):
-    """Fires when the loss of an iteration falls below ``loss``."""
+    """Fires when the loss of an iteration falls below ``loss``.
+
+    Raises:
+        ConfigError: if ``loss`` is no finite number.
+    """
 
     loss: float
 
@@ -184,6 +200,9 @@ class MaxScore(_OfScore):
     """Fires when the monitored score of the last validation is at least ``score``.
 
     For scores of which higher is better, such as accuracy; :class:`MinScore` is for the others.
+
+    Raises:
+        ConfigError: if ``score`` is no finite number.
     """
 
     score: float
@@ -201,6 +220,9 @@ class MinScore(_OfScore):
     """Fires when the monitored score of the last validation is at most ``score``.
 
     For scores of which lower is better, such as a loss; :class:`MaxScore` is for the others.
+
+    Raises:
+        ConfigError: if ``score`` is no finite number.
     """
 
     score: float

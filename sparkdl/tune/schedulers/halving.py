@@ -86,6 +86,9 @@ class ASHA(Scheduler):
     Args:
         reduction_factor: of so many trials at a rung, one goes on.
         grace_period: epochs of the first rung.
+
+    Raises:
+        ConfigError: if a number cannot work.
     """
 
     def __init__(self, reduction_factor: int = 3, grace_period: int = 1) -> None:
@@ -118,6 +121,9 @@ class SuccessiveHalving(ASHA):
     Args:
         reduction_factor: of so many trials at a rung, one goes on.
         grace_period: epochs of the first rung.
+
+    Raises:
+        ConfigError: if a number cannot work.
     """
 
     def begin(self, outline: Outline) -> None:
@@ -138,6 +144,9 @@ class Hyperband(Scheduler):
     Args:
         reduction_factor: of so many trials at a rung, one goes on.
         grace_period: epochs of the smallest first rung.
+
+    Raises:
+        ConfigError: if a number cannot work.
     """
 
     def __init__(self, reduction_factor: int = 3, grace_period: int = 1) -> None:

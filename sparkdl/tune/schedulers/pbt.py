@@ -33,6 +33,10 @@ class PBT(Scheduler):
         resample: probability that a param is drawn anew instead of perturbed.
         factors: by one of which a number is multiplied; it stays within its bounds. An integer, or a number
             in steps, moves by a step at least.
+
+    Raises:
+        ConfigError: if an argument cannot work; when the search begins, if a name is not in the space, or
+            there are fewer than two trials.
     """
 
     def __init__(

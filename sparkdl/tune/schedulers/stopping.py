@@ -24,6 +24,9 @@ class FIFO(Scheduler):
 
     Args:
         rung: epochs of one Spark job; a task that is lost runs these again. All at once by default.
+
+    Raises:
+        ConfigError: if a number cannot work.
     """
 
     def __init__(self, rung: int | None = None) -> None:
@@ -52,6 +55,9 @@ class MedianStopping(Scheduler):
         grace_period: epochs that every trial gets.
         min_trials: a trial is compared with at least so many others.
         rung: epochs between two decisions.
+
+    Raises:
+        ConfigError: if a number cannot work.
     """
 
     def __init__(self, grace_period: int = 1, min_trials: int = 3, rung: int = 1) -> None:
