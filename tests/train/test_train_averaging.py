@@ -10,7 +10,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from sparkdl.exceptions import ConfigError
 from sparkdl.train.options.averaging import EMA, SWA, Averaging
-from sparkdl.train.options.triggers import EveryEpoch, EveryIterations
+from sparkdl.train.options.triggers import EveryEpoch, EveryIterations, EverySeconds, MaxSeconds, MinLoss
 from sparkdl.train.state import TrainState
 
 
@@ -105,6 +105,9 @@ def test_start_epoch_is_checked(epoch):
 def test_every_is_checked():
     with pytest.raises(ConfigError, match=r"SWA\(every=5\): expected a trigger such as EveryEpoch\(\)"):
         SWA(start_epoch=0, every=5)
+    for every in (EverySeconds(60), EveryEpoch() & MinLoss(0.5), ~MaxSeconds(9)):
+        with pytest.raises(ConfigError, match=r"SWA\(every=.*a trigger of epochs and iterations"):
+            SWA(start_epoch=0, every=every)
 
 
 def test_the_base_class_decides_nothing():

@@ -78,7 +78,8 @@ class SWA(Averaging):
 
     Args:
         start_epoch: completed epochs before averaging begins.
-        every: the moments at which the weights enter; may depend on epochs and iterations only.
+        every: the moments at which the weights enter. It is asked before the iteration, and so may not depend
+            on its loss or time: it has to be ``foreseeable``, see :class:`Trigger`.
 
     Raises:
         ConfigError: if an argument cannot work.
@@ -95,6 +96,12 @@ class SWA(Averaging):
             )
         if not isinstance(self.every, Trigger):
             raise ConfigError(f"SWA(every={self.every!r}): expected a trigger such as EveryEpoch()")
+        if not self.every.foreseeable:
+            raise ConfigError(
+                f"SWA(every={self.every!r}): expected a trigger of epochs and iterations, such as "
+                "EveryEpoch() or EveryIterations(100), for it is asked before the iteration, when neither "
+                "its loss nor its time is known; one of your own says by `foreseeable` that it needs neither"
+            )
 
     def weight(self, previous: TrainState, state: TrainState, count: int) -> float:
         """Return 1 / (count + 1) at the chosen moments, else 0."""
