@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import time
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
+from urllib.parse import quote
 
 import torch
 from pyspark.ml import Estimator
@@ -86,7 +88,9 @@ class AutoTabular(Estimator[Any]):
             with the space :data:`SPACE`.
         seed: of all that is drawn.
         **options: of :class:`sparkdl.tune.Tuner`, such as ``metric``, ``scheduler`` and ``trials``. By
-            default ASHA compares validation losses, over 27 epochs, or 9 if there are 100,000 rows.
+            default ASHA compares validation losses, over 27 epochs, or 9 if there are 100,000 rows. Each of
+            several candidates has a search of its own, in a folder of its name in ``folder`` and with its
+            name behind ``name``.
 
     Attributes:
         leaderboard: all trials of the last fit; ``None`` before.
@@ -123,8 +127,8 @@ class AutoTabular(Estimator[Any]):
         self.candidates, self.seed, self.options = candidates, seed, options
         self.leaderboard: Leaderboard | None = None
         self.results: dict[str, SearchResult] = {}
-        for candidate in (candidates or default_candidates(task or "classification")).values():
-            self._tuner(candidate, [labelCol], 1)  # an option that cannot work is told now
+        for name, candidate in (candidates or default_candidates(task or "classification")).items():
+            self._tuner(name, candidate, [labelCol], 1)  # an option that cannot work is told now
         losses = {stable_digest(each.estimator.loss) for each in (candidates or {}).values()}
         if len(losses) > 1 and options.get("metric", "val/loss").rpartition("/")[2] == LOSS:
             warnings.warn(
@@ -148,7 +152,7 @@ class AutoTabular(Estimator[Any]):
         tuners: dict[str, TorchTuner] = {}
         entries: list[Entry] = []
         for name, candidate in candidates.items():
-            tuner = tuners[name] = self._tuner(candidate, features, rows)
+            tuner = tuners[name] = self._tuner(name, candidate, features, rows)
             left = self.timeout - (time.monotonic() - began)
             tuner.options["timeout"] = max(left / (len(candidates) - len(self.results)), 1e-3)
             result = self.results[name] = tuner.search(dataset)
@@ -157,7 +161,7 @@ class AutoTabular(Estimator[Any]):
         best = board.best.model
         return tuners[best].refit(dataset, self.results[best].get_best())
 
-    def _tuner(self, candidate: Candidate, features: Sequence[str], rows: int) -> TorchTuner:
+    def _tuner(self, name: str, candidate: Candidate, features: Sequence[str], rows: int) -> TorchTuner:
         estimator = candidate.estimator.copy()
         estimator._set(labelCol=self.labelCol, featuresCols=list(features), seed=self.seed)
         estimator._set(validationFraction=self.validation)
@@ -170,6 +174,10 @@ class AutoTabular(Estimator[Any]):
             "first": candidate.first,
             **self.options,
         }
+        if len(self.candidates or ()) > 1:  # a folder, and a study of a storage, is one search's
+            options["name"] = f"{options.get('name', 'search')} {name}"
+            if options.get("folder") is not None:
+                options["folder"] = os.path.join(options["folder"], quote(name, safe=""))
         return TorchTuner(estimator=estimator, space=candidate.space, timeout=self.timeout, **options)
 
     def _features(self, df: DataFrame) -> list[str]:

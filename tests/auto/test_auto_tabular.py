@@ -16,6 +16,7 @@ from sparkdl.auto import AutoTabular, Candidate
 from sparkdl.auto.tabular import FIRST, default_candidates
 from sparkdl.exceptions import ConfigError, DataError, SparkdlWarning
 from sparkdl.ml import TorchClassificationModel
+from sparkdl.tune.running.journal import Journal
 
 QUICK: dict[str, Any] = {"trials": 2, "max_epochs": 2, "progress": False, "timeout": 300.0}
 
@@ -97,6 +98,21 @@ def test_options_that_cannot_work_are_told_at_once() -> None:
     ):
         with pytest.raises(ConfigError, match=message):
             AutoTabular(labelCol="y", **options)  # type: ignore[arg-type]
+
+
+def test_each_of_several_candidates_has_a_search_of_its_own(tmp_path: Path) -> None:
+    own = Candidate(TorchClassifier(), {"learningRate": [1e-3, 1e-2]})
+
+    def places(candidates: dict[str, Candidate]) -> list[tuple[Any, Any]]:
+        auto = AutoTabular(labelCol="y", candidates=candidates, folder=tmp_path)
+        tuners = [auto._tuner(name, each, ["x"], 10) for name, each in candidates.items()]
+        return [(tuner.options["folder"], tuner.options.get("name")) for tuner in tuners]
+
+    assert places({"a": own}) == [(tmp_path, None)]
+    folders = [str(tmp_path / "a"), str(tmp_path / "..%2Fb")]
+    assert places({"a": own, "../b": own}) == list(zip(folders, ["search a", "search ../b"], strict=True))
+    searches = [Journal(folder, {}, False) for folder in folders]  # both at once, whose parent is made, too
+    assert [search.is_kept for search in searches] == [True, True]
 
 
 def test_candidates_with_different_losses_are_compared_with_a_warning() -> None:
