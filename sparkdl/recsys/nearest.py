@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -46,6 +47,8 @@ class NearestItems:
             )
         if self.ids.dtype.kind not in "iu" or len(np.unique(self.ids)) < len(self.ids):
             raise DataError("ids: expected different integers", code="data-value")
+        if self.ids.dtype.kind == "u" and self.ids.max() >> 63:  # as int64 it would be another id
+            raise DataError(f"ids: {self.ids.max()} is beyond 64-bit integers with a sign", code="data-value")
         if not np.isfinite(self.vectors).all():
             raise DataError("vectors: some values are NaN or infinite", code="data-value")
         self.ids = self.ids.astype(np.int64)
@@ -110,7 +113,13 @@ class NearestItems:
         Raises:
             DataError: if the file holds something else.
         """
-        with np.load(path, allow_pickle=False) as found:
+        try:
+            found = np.load(path, allow_pickle=False)
+        except (ValueError, EOFError, BadZipFile) as error:
+            raise DataError(f"{path}: not a file of save(): {error}", code="data-value") from error
+        if isinstance(found, np.ndarray):
+            raise DataError(f"{path} holds one array, expected ids and vectors", code="data-value")
+        with found:
             if set(found.files) != set(_FILE_KEYS):
                 raise DataError(f"{path} holds {found.files}, expected ids and vectors", code="data-value")
             return cls(found["ids"], found["vectors"], **options)

@@ -133,6 +133,21 @@ def test_what_cannot_be_is_named() -> None:
         Recommender(filled(nn.Identity()), nn.Linear(1, 1), 5)
 
 
+def test_a_file_of_something_else_is_no_graph(tmp_path: Path) -> None:
+    path = tmp_path / "items.npz"
+    for content in (b"", b"ids and vectors", b"PK\x03\x04 no zip file"):
+        path.write_bytes(content)
+        with pytest.raises(DataError, match="not a file of save"):
+            NearestItems.load(path)
+    with open(path, "wb") as file:
+        np.save(file, np.zeros(3))
+    with pytest.raises(DataError, match="holds one array, expected ids and vectors"):
+        NearestItems.load(path)
+    np.savez(path, ids=np.zeros(3))
+    with pytest.raises(DataError, match=r"holds \['ids'\], expected ids and vectors"):
+        NearestItems.load(path)
+
+
 def test_a_graph_finds_nearly_all(tmp_path: Path) -> None:
     pytest.importorskip("faiss")
     random = np.random.default_rng(0)
@@ -148,6 +163,8 @@ def test_a_graph_finds_nearly_all(tmp_path: Path) -> None:
     np.testing.assert_allclose(scores[:, 0], (queries @ vectors.T).max(1), rtol=1e-5)
     with pytest.raises(DataError, match="expected different integers"):
         NearestItems([1, 1], vectors[:2])
+    with pytest.raises(DataError, match="ids: 9223372036854775809 is beyond 64-bit integers with a sign"):
+        NearestItems(np.array([1, 2**63 + 1], np.uint64), vectors[:2])
     with pytest.raises(DataError, match=r"queries have shape \(2, 3\), expected \(queries, 8\)"):
         index.search(np.zeros((2, 3)))
     with pytest.raises(ConfigError, match="k=501"):
