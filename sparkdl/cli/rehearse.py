@@ -7,12 +7,14 @@ import json
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sparkdl.cli.arguments import command_error, key_value
 from sparkdl.cli.process import forwarding
 from sparkdl.cli.submit import command as submit
-from sparkdl.train.planning.request import Request
+
+if TYPE_CHECKING:
+    from sparkdl.train.planning.request import Request
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -45,6 +47,8 @@ def answer_of(args: argparse.Namespace, **asked: Any) -> tuple[int, dict[str, An
     With a master or a job file the script is submitted as by ``sparkdl submit``; otherwise it is a Python
     program that makes its own session.
     """
+    from sparkdl.train.planning.request import Request  # loads torch, which no other command's parser needs
+
     with tempfile.TemporaryDirectory(prefix="sparkdl-rehearsal-") as name, forwarding() as child:
         folder = Path(name)
         request = Request(answer=str(folder / "answer.json"), seconds=args.seconds, **asked)
