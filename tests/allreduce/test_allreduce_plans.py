@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.in_process import Faults, InProcessTransport
 from support.models import Factors
+from support.pairs import in_pairs
 from support.ranks import Case, bits, classified, net, train
 from support.reference import Partition, assert_bit_equal, decomposed, plain, threads
 from torch import nn
@@ -208,9 +209,7 @@ def test_what_concerns_all_weights_updates_rows_that_no_batch_has_touched(
 # -- faults ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("lost", ["lose_at", "lose_rows_at"])
-@pytest.mark.parametrize("in_memory", [True, False])
-@pytest.mark.parametrize("exchange", ["sharded", "replicated"])
+@in_pairs(2, exchange=["sharded", "replicated"], in_memory=[True, False], lost=["lose_at", "lose_rows_at"])
 def test_every_point_of_a_group_at_which_a_rank_or_its_rows_are_lost(
     tmp_path: Path, exchange: Any, in_memory: bool, lost: str
 ) -> None:
@@ -291,7 +290,7 @@ def test_faults_change_no_bit(
     assert_bit_equal(train(of, tmp_path_factory.mktemp("faults")).module, reference(of))
 
 
-@pytest.mark.parametrize("seeds", [range(8), pytest.param(range(8, 34), marks=pytest.mark.slow)], ids=str)
+@pytest.mark.parametrize("seeds", [range(4), pytest.param(range(4, 34), marks=pytest.mark.slow)], ids=str)
 @pytest.mark.parametrize("feature", ["", "lamb", "local steps"])
 @pytest.mark.parametrize("exchange", ["sharded", "replicated"])
 def test_ranks_that_lose_each_other(tmp_path: Path, exchange: Any, feature: str, seeds: range) -> None:
@@ -312,11 +311,12 @@ def test_ranks_that_lose_each_other(tmp_path: Path, exchange: Any, feature: str,
     assert lost > len(seeds)
 
 
-@pytest.mark.parametrize("in_memory", [True, False])
-@pytest.mark.parametrize(
-    "feature", [{}, FEATURES["local steps"], FEATURES["lamb"]], ids=["adam", "local", "lamb"]
+@in_pairs(
+    2,
+    exchange=["sharded", "replicated"],
+    feature={"adam": {}, "local": FEATURES["local steps"], "lamb": FEATURES["lamb"]},
+    in_memory=[True, False],
 )
-@pytest.mark.parametrize("exchange", ["sharded", "replicated"])
 def test_undisturbed_groups_are_all_completed(
     tmp_path: Path, exchange: Any, feature: dict[str, Any], in_memory: bool
 ) -> None:
@@ -324,9 +324,12 @@ def test_undisturbed_groups_are_all_completed(
     assert (found.groups, found.transport.failed) == (3, 0)
 
 
-@pytest.mark.parametrize("feature", [{}, FEATURES["an average"], FEATURES["local steps"]])
-@pytest.mark.parametrize("sites", [2, 5])
-@pytest.mark.parametrize("exchange", ["sharded", "replicated"])
+@in_pairs(
+    2,
+    exchange=["sharded", "replicated"],
+    sites=[2, 5],
+    feature={"adam": {}, "average": FEATURES["an average"], "local": FEATURES["local steps"]},
+)
 def test_processes_of_one_executor_take_turns(
     tmp_path: Path, exchange: Any, sites: int, feature: dict[str, Any]
 ) -> None:
@@ -363,9 +366,7 @@ def test_no_tensor_of_earlier_steps_stays_in_memory(tmp_path: Path, exchange: An
     assert alive[1:] == [alive[1]] * 3
 
 
-@pytest.mark.parametrize("in_memory", [True, False])
-@pytest.mark.parametrize("sites", [1, 3])
-@pytest.mark.parametrize("exchange", EXCHANGES)
+@in_pairs(2, exchange=EXCHANGES, sites=[1, 3], in_memory=[True, False])
 def test_groups_that_are_undone_leave_nothing_behind(
     tmp_path: Path, exchange: Any, sites: int, in_memory: bool
 ) -> None:

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from support.in_process import Faults
+from support.pairs import in_pairs
 from support.ranks import Case, bits, train
 from support.reference import Partition, threads
 from torch import Tensor, nn
@@ -120,13 +121,17 @@ def check_same(found: nn.Module, expected: Pairs) -> None:
         assert torch.equal(found.head.state_dict()[name], value), name
 
 
-@pytest.mark.parametrize("sizes", [(60,), (50, 0, 46)])
-@pytest.mark.parametrize("exchange", ["replicated", "sharded"])
-@pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS)
-@pytest.mark.parametrize(("in_memory", "stays"), [(True, False), (False, False), (True, True)])
+@in_pairs(
+    3,
+    where={"memory": (True, False), "files": (False, False), "stays": (True, True)},
+    optimizer=OPTIMIZERS,
+    exchange=["replicated", "sharded"],
+    sizes=[(60,), (50, 0, 46)],
+)
 def test_the_bits_are_those_of_tables_of_a_fixed_size(
-    tmp_path: Path, exchange: Any, optimizer: Any, in_memory: bool, stays: bool, sizes: Any
+    tmp_path: Path, where: tuple[bool, bool], optimizer: Any, exchange: Any, sizes: Any
 ) -> None:
+    in_memory, stays = where
     sparse = optimizer is OPTIMIZERS["lazy adam"]
     of = case(exchange, optimizer, sizes=sizes, in_memory=in_memory, stays=stays)
     expected = train(replace(of, module=dense(sparse)), tmp_path / "expected")
