@@ -23,8 +23,11 @@ ALARMING = re.compile(r"\b(WARN|ERROR|FATAL|Traceback|Exception|\w+Error|\w*Warn
 NOISE = (" INFO ", "log4j profile", "Setting default log level")
 OF_A_BUSY_MACHINE = "WARN Worker: Duplicate registration"  # its worker asked twice, for the answer was late
 PROGRAM = """
+import json
 import os
+import random
 import sys
+import time
 from functools import partial
 
 import numpy as np
@@ -39,8 +42,33 @@ conf = {"spark.ui.enabled": "false", "spark.driver.bindAddress": "127.0.0.1"}
 conf |= {"spark.driver.host": "127.0.0.1", "spark.rpc.message.maxSize": "1"}
 conf |= {"spark.executor.extraJavaOptions": os.environ["SPARK_SUBMIT_OPTS"]}
 spark = session.builder(master, conf=conf).getOrCreate()
-random = np.random.default_rng(0)
-x, y = random.normal(size=(512, 1000)).astype("float32"), random.integers(0, 2, 512)
+assert session.builder(master).getOrCreate() is spark
+
+
+def look(rows):
+    import gc
+
+    time.sleep(0.5)  # so that the other task gets a process of its own
+    known = "torch._dynamo" in sys.modules and gc.get_freeze_count() > 100_000
+    drawn = [random.random(), float(np.random.rand())]
+    yield [os.getppid(), os.getpid(), known, *drawn]
+
+
+def looks(batches):
+    import pandas as pd
+
+    for _ in batches:
+        yield pd.DataFrame({"row": [json.dumps(next(look([])))]})
+
+
+# Before workers import anything themselves.
+rows = spark.sparkContext.parallelize(range(2), 2).mapPartitions(look).collect()
+table = spark.range(2, numPartitions=2).mapInPandas(looks, "row string")
+rows += [json.loads(row.row) for row in table.collect()]
+print("looked=" + json.dumps(rows))
+
+draws = np.random.default_rng(0)
+x, y = draws.normal(size=(512, 1000)).astype("float32"), draws.integers(0, 2, 512)
 
 
 def same(batches):
@@ -149,57 +177,12 @@ def test_a_worker_ends_quietly_when_nobody_reads_any_more() -> None:
     assert daemon.quiet(lambda sock, authenticated: sock)(7, False) == 7
 
 
-WARM = """
-import json
-import os
-import random
-import sys
-import time
-
-import numpy as np
-from sparkdl import session
-
-conf = {"spark.ui.enabled": "false", "spark.driver.bindAddress": "127.0.0.1"}
-spark = session.builder("local[2]", conf=conf | {"spark.driver.host": "127.0.0.1"}).getOrCreate()
-assert session.builder("local[2]").getOrCreate() is spark
-
-
-def look(rows):
-    import gc
-
-    time.sleep(0.5)  # so that the other task gets a process of its own
-    known = "torch._dynamo" in sys.modules and gc.get_freeze_count() > 100_000
-    drawn = [random.random(), float(np.random.rand())]
-    yield [os.getppid(), os.getpid(), known, *drawn]
-
-
-def looks(batches):
-    import pandas as pd
-
-    for _ in batches:
-        yield pd.DataFrame({"row": [json.dumps(next(look([])))]})
-
-
-rows = spark.sparkContext.parallelize(range(2), 2).mapPartitions(look).collect()
-table = spark.range(2, numPartitions=2).mapInPandas(looks, "row string")
-rows += [json.loads(row.row) for row in table.collect()]
-print("looked=" + json.dumps(rows))
-spark.stop()
-"""
-
-
 @pytest.mark.cluster
-def test_workers_of_a_local_session_come_from_one_process_that_has_torch(tmp_path: Path) -> None:
-    script = tmp_path / "program.py"
-    script.write_text(WARM)
-    done = subprocess.run(
-        [sys.executable, str(script)],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "PYSPARK_PYTHON": sys.executable},
-    )
-    assert done.returncode == 0, done.stderr
+@pytest.mark.parametrize("done", ["local[2]"], indirect=True, scope="module")
+def test_workers_of_a_local_session_come_from_one_process_that_has_torch(
+    done: subprocess.CompletedProcess[str],
+) -> None:
+    assert "looked=" in done.stdout, done.stderr
     rows = json.loads(done.stdout.split("looked=")[1].splitlines()[0])
     assert len({row[0] for row in rows}) == 1, rows  # also those of SQL
     assert all(row[2] for row in rows)

@@ -10,6 +10,7 @@ import time
 import uuid
 from collections.abc import Iterator
 from datetime import datetime
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -338,8 +339,14 @@ def survive(tmp_path: Path, kills: int, rows: int) -> None:
 
 
 @pytest.mark.whole
-def test_a_driver_dies(tmp_path: Path) -> None:
-    survive(tmp_path, 1, 1200)
+def test_a_driver_dies(spark: Any, tmp_path: Path) -> None:
+    for found in killed(tmp_path, 1, 1200, 0.15):
+        assert 0 < len(found) < 12
+    made = import_module("ml.test_ml_score").model(tmp_path / "told")  # of the class of the driver's
+    (tmp_path / "told" / "pause").unlink()
+    check(made.score(spark.range(0, 1200, 1, 4), str(tmp_path / "out"), progress=False), 1200)
+    assert found.items() <= files(tmp_path / "out").items()
+    assert len(files(tmp_path / "out")) == 12
 
 
 @pytest.mark.slow
