@@ -170,10 +170,10 @@ def test_an_executor_killed_in_a_direct_group_changes_no_bit(
     flag = tmp_path / "kill"
     options = {"exchange": exchange, "iterations_per_job": 8}
     with no_jvm(str(tmp_path)) as alone, as_dataset(alone, partitions) as data:
-        wanted = fit(data, Everything(), 40, **options)
+        wanted = fit(data, Everything(), 24, **options)
     with as_dataset(cluster, partitions) as data:
         loss, hooks = KillsItsExecutor(str(flag)), [ArmsAt(flag, 16)]
-        found = fit(data, Everything(), 40, loss=loss, hooks=hooks, transport="direct", **options)
+        found = fit(data, Everything(), 24, loss=loss, hooks=hooks, transport="direct", **options)
     assert_bit_equal(found.module, wanted.module)
     assert not flag.exists()
     direct = found.history.column("direct")

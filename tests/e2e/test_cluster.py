@@ -273,9 +273,9 @@ EVERYTHING = {
 def test_options_on_two_executors(cluster: Any, tmp_path: Path) -> None:
     metrics = MulticlassAccuracy(10, average="micro")
     with Dataset.from_numpy(X[ROWS:], Y[ROWS:], spark=cluster, num_partitions=3) as held_out:
-        result = fit(cluster, mlp(), 20, validation=held_out, metrics=metrics, **EVERYTHING)
+        result = fit(cluster, mlp(), 6, validation=held_out, metrics=metrics, **EVERYTHING)
     with no_jvm(str(tmp_path)) as alone:
-        one = fit(alone, mlp(), 20, **{**EVERYTHING, "num_shards": 1})
+        one = fit(alone, mlp(), 6, **{**EVERYTHING, "num_shards": 1})
     assert relative_error(result.module, one.module) < 1e-5
     found = result.module.eval()(torch.from_numpy(X[ROWS:])).argmax(1)
     accuracy = float((found == torch.from_numpy(Y[ROWS:])).float().mean())

@@ -34,7 +34,7 @@ def peaks_of_a_fit(spark: Any, numel: int) -> dict[int, float]:
             loss=sync.mean_output,
             optimizer=torch.optim.Adam,
             batch_size=16,
-            end_when=MaxIteration(12),
+            end_when=MaxIteration(8),
             exchange="sharded",
             iterations_per_job=4,
             progress=False,

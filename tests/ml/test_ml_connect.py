@@ -111,11 +111,11 @@ found["scored"] = error(scored, "prediction", expected)
 found["scored once"] = times[0] == times[1] and len(times[0]) > 0
 
 log = [(f"u{n % 3}", n % 11, n) for n in range(30)]
-events = with_history(spark.createDataFrame(log, "user string, item long, time long"), 2)
+events = with_history(spark.createDataFrame(log, "user string, item long, time long"), 2).cache()
 found["history"] = events.schema["history"].metadata
 before, last = leave_last_out(events)
 hashed = with_hash(last, "id", "user", "item")
-rows = with_category(hashed, "item", count_categories(before, "item"), index="n")
+rows = with_category(hashed, "item", count_categories(before, "item"), index="n").cache()
 rows = with_negatives(rows, 1, seen=before)
 rows = with_buckets(rows, "bucket", summarise_numbers(events, "time", buckets=2)["time"])
 found["recsys"] = [

@@ -335,16 +335,16 @@ def test_a_run_goes_on_with_the_same_files_only(table: Path, spark: Any, tmp_pat
 def test_what_is_lost_changes_no_bit(table: Path, tmp_path: Path, kind: str) -> None:
     def run(spark: Any) -> nn.Module:
         with dataset(table, spark, 3) as data:
-            return trainer(30, iterations_per_job=3).fit(data).module
+            return trainer(18, iterations_per_job=3).fit(data).module
 
     counted = Faults(tmp_path / "calm")
     (tmp_path / "calm").mkdir()
     with disturbed(counted, tmp_path / "calm") as spark:
         calm = run(spark)
-    for number in range(7):
+    for number in range(5):
         folder = tmp_path / f"{kind}{number}"
         folder.mkdir()
-        faults = Faults(folder, kind, at=3 + number * (counted.tasks - 6) // 7)
+        faults = Faults(folder, kind, at=3 + number * (counted.tasks - 6) // 5)
         with disturbed(faults, folder) as spark:
             try:
                 assert_close(run(spark), calm, 0)
