@@ -73,9 +73,8 @@ class Embedder(nn.Module):
         given = {"input_ids": input_ids, "attention_mask": mask}
         if token_type_ids is not None:
             given["token_type_ids"] = token_type_ids
-        # Texts to the beginning of their rows: models may count positions from there.
-        columns = torch.arange(mask.shape[1], device=mask.device) + (mask != 0).int().argmax(dim=1)[:, None]
-        given = {name: values.gather(1, columns % mask.shape[1]) for name, values in given.items()}
+        columns = _from_the_left(mask)
+        given = {name: values.gather(1, columns) for name, values in given.items()}
         hidden: Tensor = model.base_model(**given).last_hidden_state
         vectors = self._pooled(hidden, given["attention_mask"])
         return nn.functional.normalize(vectors, dim=-1) if self.normalize else vectors
@@ -135,7 +134,10 @@ class Generator(nn.Module):
         model: Any = self.model
         mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
         options = {"do_sample": False, "pad_token_id": self._padding(), **self.options}
-        if not model.config.is_encoder_decoder:
+        if model.config.is_encoder_decoder:
+            columns = _from_the_left(mask)
+            input_ids, mask = input_ids.gather(1, columns), mask.gather(1, columns)
+        else:
             input_ids, mask = _to_the_right(input_ids, mask, options["pad_token_id"])
         seeds = seeds_of(input_ids, mask, self.seed) if options["do_sample"] else None
         of_all = any(self._setting(name, nothing) != nothing for name, nothing in _OF_ALL_TOKENS.items())
@@ -186,6 +188,9 @@ class Generator(nn.Module):
         return found[:, 1:] if model.config.is_encoder_decoder else found[:, input_ids.shape[1] :]
 
     def _filled(self, found: Tensor, padding: int) -> Tensor:
+        ends = torch.as_tensor(self._setting("eos_token_id", []), device=found.device)
+        ended = torch.isin(found, ends).int()  # beams fill rows of a batch up with the token that ends them
+        found = found.masked_fill(ended.cumsum(dim=1) > ended, padding)
         return nn.functional.pad(found, (0, self.max_new_tokens - found.shape[1]), value=padding)
 
     def _padding(self) -> int:
@@ -198,6 +203,13 @@ class Generator(nn.Module):
                 if isinstance(found, int):
                     return found
         return 0
+
+
+def _from_the_left(mask: Tensor) -> Tensor:
+    """Return the columns by which texts begin their rows: models may count positions from there."""
+    length = mask.shape[1]
+    first = (mask != 0).int().argmax(dim=1)
+    return (torch.arange(length, device=mask.device) + first[:, None]) % length
 
 
 def _to_the_right(ids: Tensor, mask: Tensor, padding: int) -> tuple[Tensor, Tensor]:

@@ -46,9 +46,9 @@ def given(tokenizer: Any) -> UserTokenizer:
     if isinstance(tokenizer, str | os.PathLike):
         return _of_path(Path(tokenizer))
     if hasattr(tokenizer, "to_str") and hasattr(tokenizer, "encode_batch"):
-        text = tokenizer.to_str()
         split = bool(getattr(tokenizer, "encode_special_tokens", False))  # not in its text
-        return UserTokenizer(text, _padding_of(json.loads(text)), split_special_tokens=split)
+        limit = (tokenizer.truncation or {}).get("max_length")
+        return _with_settings(tokenizer.to_str(), {"split_special_tokens": split, "model_max_length": limit})
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         raise ConfigError(
@@ -90,18 +90,24 @@ def _with_settings(text: str, settings: Mapping[str, Any]) -> UserTokenizer:
     pad = pad if isinstance(pad, str) else None
     limit = settings.get("model_max_length")
     bounded = isinstance(limit, int | float) and 0 < limit < _NO_LIMIT
-    sides = [
-        "left" if settings.get(f"{what}_side") == "left" else "right" for what in ("padding", "truncation")
-    ]
+    content = json.loads(text)
+    sides = [_side(what, settings, content) for what in ("padding", "truncation")]
     return UserTokenizer(
         text,
-        pad or _padding_of(json.loads(text)),
+        pad or _padding_of(content),
         tuple(name for name in INPUTS if name in names),
         int(limit) if bounded and limit is not None else None,
         padding_side=sides[0],
         truncation_side=sides[1],
         split_special_tokens=settings.get("split_special_tokens") is True,
     )
+
+
+def _side(what: str, settings: Mapping[str, Any], content: Mapping[str, Any]) -> str:
+    """Return the side at which texts are filled up, or cut off; without a setting that of the file."""
+    own = content.get(what)
+    of_file = own.get("direction") if isinstance(own, Mapping) else None
+    return "left" if str(settings.get(f"{what}_side", of_file)).lower() == "left" else "right"
 
 
 def _padding_of(content: Mapping[str, Any]) -> str | None:

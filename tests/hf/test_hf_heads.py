@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -93,6 +94,53 @@ def test_padded_texts_continue_as_they_do_alone(make: Any) -> None:
                 input_ids=torch.tensor([given]), max_new_tokens=6, do_sample=False, pad_token_id=0
             )[0, len(given) :]
             assert row.tolist() == [*alone.tolist(), *[0] * (6 - len(alone))]
+
+
+def translator(kind: str) -> Any:
+    """Return a small model with an encoder: Bart counts positions, T5 has padding 0 and the end 1."""
+    import transformers as hf
+
+    torch.manual_seed(0)
+    if kind == "t5":
+        small = {"d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 2, "num_heads": 2}
+        config = hf.T5Config(vocab_size=20, **small, decoder_start_token_id=0, initializer_factor=3.0)
+        return hf.T5ForConditionalGeneration(config).eval()
+    sides = {f"{side}_{name}": n for side in ("encoder", "decoder") for name, n in LAYERS.items()}
+    own = {"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2, "decoder_start_token_id": 2}
+    config = hf.BartConfig(
+        vocab_size=20,
+        d_model=16,
+        **sides,
+        max_position_embeddings=32,
+        init_std=0.7,
+        forced_bos_token_id=0,
+        **own,
+    )
+    return hf.BartForConditionalGeneration(config).eval()
+
+
+LAYERS = {"layers": 2, "attention_heads": 2, "ffn_dim": 32}
+
+
+@pytest.mark.parametrize("options", [{}, {"num_beams": 3}, {"num_beams": 4, "length_penalty": -1.0}], ids=str)
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("kind", ["bart", "t5"])
+def test_texts_of_an_encoder_are_answered_as_they_are_alone(
+    kind: str, side: str, options: dict[str, Any]
+) -> None:
+    model = translator(kind)
+    padding, draw = model.config.pad_token_id, torch.Generator().manual_seed(1)
+    texts = [torch.randint(3, 20, (n,), generator=draw) for n in (3, 9, 5, 12, 9, 1)]
+    alone = [
+        model.generate(
+            input_ids=t[None], attention_mask=torch.ones_like(t)[None], max_new_tokens=8, **options
+        )[0, 1:]
+        for t in texts
+    ]
+    of = partial(nn.utils.rnn.pad_sequence, batch_first=True, padding_side=side)
+    ids, mask = of(texts, padding_value=padding), of([torch.ones_like(text) for text in texts])
+    expected = nn.utils.rnn.pad_sequence([*alone, torch.zeros(8).long()], True, padding)[:-1]
+    assert torch.equal(Generator(model, 8, options)(ids, mask), expected)
 
 
 @pytest.mark.parametrize(

@@ -55,3 +55,20 @@ def test_a_panic_of_the_library_is_an_error_of_ours(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(tokens, "need", lambda *_: library)
     with pytest.raises(ConfigError, match=r"no tokenizer.json: no entry found"):
         tokens.check("{}")
+
+
+def test_a_tokenizer_json_says_where_texts_are_filled_up_and_cut_off(tmp_path: Path) -> None:
+    """The expected numbers are those of the library, and of transformers in a folder without settings."""
+    plain = tokenizers.Tokenizer(tokenizers.models.BPE({"a": 0, "b": 1, "<pad>": 2}, []))
+    plain.enable_truncation(3, direction="left")
+    plain.enable_padding(direction="left", length=3, pad_id=2, pad_token="<pad>")
+    plain.save(str(tmp_path / "tokenizer.json"))
+    for given in (plain, tmp_path, tmp_path / "tokenizer.json"):
+        found = tokens.given(given)
+        assert found.max_length == (3 if given is plain else None)
+        sides = (found.padding_side, found.truncation_side)
+        encoding = tokens.TokenEncoding(found.text, found.inputs, 3, found.pad_token, *sides)
+        for text in ("a", "aaab"):
+            assert encoding.tokens(text)["input_ids"] == plain.encode(text).ids
+    (tmp_path / "tokenizer_config.json").write_text('{"padding_side": "right"}')
+    assert tokens.given(tmp_path).padding_side == "right"
