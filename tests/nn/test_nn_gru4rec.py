@@ -52,6 +52,16 @@ def test_what_fills_a_session_up_does_not_count():
     assert torch.equal(model(filled, LENGTH), model(SESSION, LENGTH))
 
 
+def test_a_session_without_items_has_the_scores_of_its_beginning():
+    model = GRU4Rec(10, 4, 8)
+    begin = model.head(torch.zeros(2, 8))
+    for width in (1, 4):
+        torch.testing.assert_close(model(torch.zeros(2, width).long(), torch.tensor([0, 0])), begin)
+    inputs = {"session": torch.zeros(1, 3).long(), "length": torch.tensor([0])}
+    with pytest.raises(ModelError, match="has nothing to predict"):
+        session_step(model, Batch(inputs, torch.tensor([1]), None, 1))
+
+
 def test_next_items():
     target, real = next_items(SESSION, LENGTH)
     assert [row[keep].tolist() for row, keep in zip(target, real, strict=True)] == [[1, 4], [7, 1, 8, 2]]

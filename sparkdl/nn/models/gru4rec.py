@@ -31,7 +31,8 @@ class GRU4Rec(nn.Module):
     Shapes:
         session: (rows, length), integers from 0 to below ``items``, oldest first, filled up at the end
             with any id.
-        length: (rows,), integers from 1 to the width of ``session``: how many items are real.
+        length: (rows,), integers from 0 to the width of ``session``: how many items are real. Without any,
+            scores are those before a session's first item.
         output: (rows, items), a score for each item; softmax makes them probabilities after training
             with cross-entropy, otherwise only their order means something.
 
@@ -62,7 +63,8 @@ class GRU4Rec(nn.Module):
     def forward(self, session: Tensor, length: Tensor) -> Tensor:
         """Return each item's score as the one after the session's last."""
         states = self.states(session)
-        scores: Tensor = self.head(states[torch.arange(len(states), device=states.device), length - 1])
+        last = states[torch.arange(len(states), device=states.device), (length - 1).clamp(min=0)]
+        scores: Tensor = self.head(last * (length > 0).unsqueeze(1))
         return scores
 
     def states(self, session: Tensor) -> Tensor:
@@ -178,4 +180,4 @@ def next_items(session: Tensor, length: Tensor, label: Tensor | None = None) -> 
     last = length.unsqueeze(1) - 1
     if label is None:
         return target, position < last
-    return target.scatter(1, last, label.unsqueeze(1)), position <= last
+    return target.scatter(1, last.clamp(min=0), label.unsqueeze(1)), position <= last

@@ -17,8 +17,8 @@ class TextCNN(nn.Module):
 
     Kim, "Convolutional Neural Networks for Sentence Classification", EMNLP 2014, section 2, with the sizes of
     section 3.1 as defaults: CNN-rand, whose embeddings are learned. Number 0 is padding, as
-    :class:`sparkdl.ml.TextIndexer` writes it; its embedding stays zero. A text shorter than the widest
-    filter is padded to it.
+    :class:`sparkdl.ml.TextIndexer` writes it; its embedding stays zero. Filters see each text to its end and
+    padding behind it, however far a batch is filled up.
 
     Args:
         vocabulary: number of different tokens, padding included.
@@ -60,10 +60,7 @@ class TextCNN(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Return the logits of each class."""
-        missing = max(self.widths) - tokens.shape[1]
-        if missing > 0:
-            tokens = nnf.pad(tokens, (0, missing))
-        x = self.embed(tokens).transpose(1, 2)
+        x = self.embed(nnf.pad(tokens, (0, max(self.widths)))).transpose(1, 2)
         strongest = [torch.relu(convolution(x)).amax(2) for convolution in self.convolutions]
         logits: Tensor = self.head(self.drop(torch.cat(strongest, 1)))
         return logits
