@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from support.contract import check_model, size, train
 
-from sparkdl.exceptions import ConfigError, ModelError
+from sparkdl.exceptions import ConfigError, DataError, ModelError
 from sparkdl.nn.batch import Batch
 from sparkdl.nn.models.anomaly import AnomalyDetector
 
@@ -77,3 +77,9 @@ def test_rejects_what_cannot_be(arguments):
 def test_rejects_thresholds_that_cannot_be(rows, share):
     with pytest.raises(ConfigError, match=f"share={share} of {rows} errors"):
         AnomalyDetector().set_threshold(torch.zeros(rows), torch.zeros(rows), share)
+
+
+def test_a_threshold_of_missing_values_is_refused():
+    value = torch.tensor([1.0, torch.nan, 3.0])
+    with pytest.raises(DataError, match="1 of 3 errors are NaN or infinite"):
+        AnomalyDetector().set_threshold(torch.zeros(3), value, share=0.0)

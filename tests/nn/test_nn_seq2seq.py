@@ -37,6 +37,15 @@ def test_padding_of_the_source_is_not_read():
     torch.testing.assert_close(model(source[1:, :1], target[1:]), logits[1:])
 
 
+def test_a_source_without_tokens_is_answered_alike_in_any_batch():
+    torch.manual_seed(0)
+    model = Seq2Seq(9, 10, 4, 6).eval()
+    target = torch.randint(2, 10, (1, 4))
+    source = torch.zeros(1, 5, dtype=torch.int64)
+    torch.testing.assert_close(model(source, target), model(source[:, :1], target))
+    assert torch.equal(model.decode(source, 6), model.decode(source[:, :1], 6))
+
+
 def test_decode_follows_its_own_best_guess():
     torch.manual_seed(0)
     model = Seq2Seq(9, 10, 4, 6).eval()

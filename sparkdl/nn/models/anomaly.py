@@ -8,7 +8,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from sparkdl.exceptions import ConfigError
+from sparkdl.exceptions import ConfigError, DataError
 from sparkdl.nn.models.arguments import check_share, check_sizes, with_features
 
 
@@ -75,12 +75,20 @@ class AnomalyDetector(nn.Module):
 
         Raises:
             ConfigError: if the share is something else, or there are no rows.
+            DataError: if a forecast or a value is NaN or infinite.
         """
         if not 0 <= share < 1 or not len(forecast):
             raise ConfigError(
                 f"share={share!r} of {len(forecast)} errors: expected a share from 0 to below 1, and errors"
             )
         errors = (forecast - value).abs()
+        unusable = int((~errors.isfinite()).sum())
+        if unusable:
+            raise DataError(
+                f"forecast - value: {unusable} of {len(errors)} errors are NaN or infinite, and no threshold "
+                "would be above them; leave these rows out",
+                code="data-value",
+            )
         allowed = len(errors) - int(share * len(errors))
         self.threshold.copy_(errors.kthvalue(allowed).values)
 

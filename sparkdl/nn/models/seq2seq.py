@@ -79,7 +79,7 @@ class Seq2Seq(nn.Module):
         """Return the logits of each token of the target, given those before it."""
         memory, state = self._encode(source)
         shifted = nnf.pad(target[:, :-1], (1, 0), value=self.start)
-        logits, _ = self._step(shifted, state, memory, source == 0)
+        logits, _ = self._step(shifted, state, memory, _is_padding(source))
         return logits
 
     @torch.no_grad()
@@ -105,7 +105,7 @@ class Seq2Seq(nn.Module):
         done = torch.zeros(len(source), 1, dtype=torch.bool, device=source.device)
         tokens = []
         for _ in range(length):
-            logits, state = self._step(token, state, memory, source == 0)
+            logits, state = self._step(token, state, memory, _is_padding(source))
             token = logits.argmax(2).masked_fill(done, 0)
             tokens.append(token)
             if end is not None:
@@ -131,6 +131,13 @@ class Seq2Seq(nn.Module):
         context = scores.softmax(2) @ memory
         attentional = torch.tanh(self.combine(torch.cat([context, x], 2)))
         return self.head(self.drop(attentional)), state
+
+
+def _is_padding(source: Tensor) -> Tensor:
+    """Return which tokens nothing attends to; of an empty source the first one stays."""
+    padding = source == 0
+    padding[:, 0] &= ~padding.all(1)
+    return padding
 
 
 def sequence_loss(output: Tensor, target: Tensor) -> Tensor:
