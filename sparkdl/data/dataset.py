@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import threading
 import uuid
@@ -17,7 +18,7 @@ from pyspark.sql import SparkSession
 from sparkdl import html
 from sparkdl.access import Access, access_to
 from sparkdl.access.base import described
-from sparkdl.data import sampler
+from sparkdl.data import sampler, schema
 from sparkdl.data.collate import Collate, padding_of
 from sparkdl.data.columns import (
     Column,
@@ -45,10 +46,10 @@ from sparkdl.data.scan.iceberg import IcebergSnapshot
 from sparkdl.data.scan.listing import ParquetFolders
 from sparkdl.data.scan.source import WINDOW, ScanSource
 from sparkdl.data.scan.storage import checked_storage
-from sparkdl.data.schema import is_pandas, plan_pandas
-from sparkdl.data.store.build import Partitions, PartitionStore, StoreSource, build_store, delete
+from sparkdl.data.store.build import Partitions, PartitionStore, StoredShare, StoreSource, build_store, delete
 from sparkdl.data.store.dataframe import DataFrameSource
 from sparkdl.data.store.manifest import check_same_rows
+from sparkdl.data.streams import RowShare
 from sparkdl.exceptions import ConfigError, DataError
 from sparkdl.wire.frame import Array
 
@@ -145,11 +146,15 @@ class Dataset:
         Raises:
             DataError: naming a column that is missing or cannot become a tensor.
         """
-        if is_pandas(df):
-            plan, arrays = plan_pandas(df, features, label, weight, ragged=collate is not None)
+        if schema.is_pandas(df):
+            plan, arrays = schema.plan_pandas(df, features, label, weight, ragged=collate is not None)
             _check_lengths(arrays)
             return cls(_session(None), plan, ArraySource(arrays), num_partitions, transform, collate)
-        plan, source = DataFrameSource.of(df, features, label, weight, ragged=collate is not None)
+        schema.check_dataframe(df, "Dataset.from_dataframe")
+        schema.check_no_stream(df, "Dataset.from_dataframe")
+        plan, expressions = schema.plan_dataframe(df, features, label, weight, ragged=collate is not None)
+        vectors = schema.vector_columns(df)
+        source = DataFrameSource(df, expressions, vectors)
         return cls(df.sparkSession, plan, source, num_partitions, transform, collate)
 
     @classmethod
@@ -564,6 +569,51 @@ class Dataset:
                 delete(self.access, new)
                 raise
             delete(self.access, old)
+
+    def part(self, share: RowShare) -> Dataset:
+        """Return a Dataset of a share of the rows; DataError if it is empty.
+
+        Of rows that stay in their files it is a scan of its own. Otherwise it takes its share of each
+        partition, and has the store's files: it costs 8 bytes per row, its numbers in these files.
+        """
+        source, given = self.source.part(self._plan, share), self._num_partitions
+        if source is not None:
+            most = source.most_partitions(self._plan)
+            return self._with(source, min(given, most) if isinstance(given, int) else given)
+        stored = self.store().rows
+        if not sum(map(share.count, stored)):
+            raise DataError(
+                f"no row is left for training or for validation: a share from {share.begin:g} to "
+                f"{share.end:g} is taken of each partition, and the largest has {max(stored)} rows; choose "
+                "another share",
+                code="data-empty",
+            )
+        return self._with(StoredShare(self.peek, self.store, share), len(stored))
+
+    def split(self, fraction: float, seed: int) -> list[Dataset]:
+        """Divide a DataFrame's rows for training and validation; DataError if it gives others each time."""
+        found = [self._with(part, None) for part in self.source.split(self._plan, fraction, seed)]
+        for what, part in zip(("training", "validation"), found, strict=True):
+            try:
+                part.peek()
+            except DataError as error:
+                if error.code != "data-empty":
+                    raise
+                left = f"validation={fraction!r}: no row is left for {what}; choose another share, or give "
+                raise DataError(f"{left}fit(df, validation=other_df)", code="data-empty") from None
+        return found
+
+    def sample(self, rows: int, num_partitions: int | None) -> Dataset:
+        """Return a Dataset of the first rows, all if the source cannot be cut; no store need be built."""
+        return self._with(self.source.first(rows), num_partitions)
+
+    def _with(self, source: StoreSource, num_partitions: Partitions) -> Dataset:
+        """Return a Dataset of other rows in the same columns."""
+        other = copy.copy(self)
+        other.source, other._num_partitions = source, num_partitions
+        other._peeked = other._first = other._store = None
+        other._lock, other.id = threading.RLock(), uuid.uuid4().hex
+        return other
 
     def __len__(self) -> int:
         """Number of rows; builds the store."""

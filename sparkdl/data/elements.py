@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from sparkdl import seeding
 from sparkdl._spark.frames import frames_of
 from sparkdl.access.base import Access, BytesRef, Frames, Published
 from sparkdl.code import pickling
@@ -324,7 +325,17 @@ class ArraySource(StoreSource):
 
     def first(self, rows: int) -> StoreSource:
         """See :class:`StoreSource`."""
-        return ArraySource({key: array[:rows] for key, array in self._arrays.items()})
+        return self._of(slice(rows))
+
+    def split(self, plan: TablePlan, fraction: float, seed: int) -> tuple[StoreSource, StoreSource]:
+        """See :class:`StoreSource`."""
+        rows = len(next(iter(self._arrays.values())))
+        drawn = np.random.default_rng(seeding.derive(seeding.ORDER, seed)).permutation(rows)
+        held = np.isin(np.arange(rows), drawn[: round(fraction * rows)])
+        return self._of(~held), self._of(held)
+
+    def _of(self, rows: slice | Array) -> ArraySource:
+        return ArraySource({key: array[rows] for key, array in self._arrays.items()})
 
 
 def pickled(own: Dealt, arrays: Mapping[str, Array] | None = None) -> bytes:

@@ -112,7 +112,8 @@ def plan_dataframe(
             plans[key], expressions[key] = _plan_column(df, key, column, role)
     plan = make_plan(structures["features"], structures["label"], plans, weight is not None)
     if ragged:
-        plan = plan.ragged(_arrays_of(df, plan))
+        arrays = _arrays_of(df, plan)
+        plan = plan.ragged(arrays)
     return plan, [expressions[column.key].alias(column.key) for column in plan.columns]
 
 

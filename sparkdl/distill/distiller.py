@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from sparkdl.data.columns import ColumnLike, Columns, TablePlan
 from sparkdl.data.dataset import Dataset
+from sparkdl.data.given import Chosen
 from sparkdl.distill.hidden import FeatureMatching, captured, check_layers, project, without_projectors
 from sparkdl.distill.losses import KD, DistillLoss, main_output
 from sparkdl.distill.rows import TrainingRows, given, name_of, teachers_of
@@ -26,7 +27,6 @@ from sparkdl.exceptions import ConfigError, ModelError, SparkdlError
 from sparkdl.nn.batch import call
 from sparkdl.nn.trace import explain_failure
 from sparkdl.optim.spec import Optimizers
-from sparkdl.train.fit import Chosen
 from sparkdl.train.hooks.checkpoint import Resume
 from sparkdl.train.options.config import TrainConfig
 from sparkdl.train.passes.dry_run import some_rows
@@ -160,9 +160,10 @@ class Distiller:
             DataError: if a column is missing.
         """
         started = time.perf_counter()
-        chosen = Chosen.of(data, features, label, weight, module=self.student)
+        chosen = Chosen(features, label, weight)
         with ExitStack() as stack:
-            found = stack.enter_context(given(data, validation, chosen, self._teachers, self.config.seed))
+            rows_of = given(data, validation, chosen, self.student, self._teachers, self.config.seed)
+            found = stack.enter_context(rows_of)
             tried = self._tried(found)
             dataset, step = found.data, DistillStep(self._loss, self._hidden, found.teachers)
             if self._keep is not None and any(_is_asked(teacher) for teacher in found.teachers):
@@ -210,7 +211,7 @@ class Distiller:
 
     def _tried(self, found: TrainingRows) -> _Tried:
         """Try student and teachers on the first rows, on the driver."""
-        batch = BatchReader.of(found.data).batch(some_rows(found.data))
+        batch = BatchReader.of(found.data).batch(some_rows(found.data.peek()))
         names = [name for loss in self._hidden for name in loss.layers]
         student = copy.deepcopy(self.student).eval()
         output, ours = _outputs(

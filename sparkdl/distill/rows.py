@@ -9,16 +9,16 @@ from typing import Any
 
 from torch import nn
 
+from sparkdl.data.collate import padding_of
 from sparkdl.data.columns import Column, Columns, Structure
 from sparkdl.data.dataset import Dataset
+from sparkdl.data.given import Chosen, Validation, check_dataset, check_none_chosen, datasets_of, share_of
 from sparkdl.data.scan.source import ScanSource
-from sparkdl.data.shares import share_of, shares_of
+from sparkdl.data.schema import is_frame
 from sparkdl.distill.service import Service
 from sparkdl.distill.step import LABEL
 from sparkdl.distill.teachers import Answering, SoftLabels, Teacher
 from sparkdl.exceptions import ConfigError, DataError
-from sparkdl.train.fit import Chosen, check_dataset, check_features, check_none_chosen, datasets_of
-from sparkdl.train.passes.validation import Validation
 
 AnyTeacher = Teacher | SoftLabels | Service
 
@@ -46,7 +46,7 @@ class TrainingRows:
 
 @contextmanager
 def given(
-    data: Any, validation: Any, chosen: Chosen, teachers: Sequence[AnyTeacher], seed: int
+    data: Any, validation: Any, chosen: Chosen, student: nn.Module, teachers: Sequence[AnyTeacher], seed: int
 ) -> Iterator[TrainingRows]:
     """Make Datasets of DataFrames, with the columns of teachers as entries of the label.
 
@@ -56,27 +56,28 @@ def given(
     described = [teacher.columns(number) for number, teacher in enumerate(teachers)]
     found = {key: column for _, columns in described for key, column in columns.items()}
     with ExitStack() as stack:
-        everything = chosen
-        if chosen.of_frame:
-            check_features(chosen, "fit")
+        everything, is_share = chosen, isinstance(validation, float | int)
+        if is_frame(data):
             if found:
                 everything = replace(chosen, label=_entries(chosen.label, found))
-            names = {key: key for key in found}
+            names, is_share = {key: key for key in found}, is_share and bool(found)
         else:
             check_none_chosen(chosen)
             check_dataset(data)
-            if isinstance(validation, float | int):
+            if is_share:
                 held = share_of(validation, seed)
                 if not isinstance(data.source, ScanSource):
                     raise ConfigError(
                         f"validation={validation!r}: soft labels lie beside all rows of a Dataset. Give a "
                         "DataFrame, rows that stay in their files, or a second Dataset to validate on"
                     )
-                data, validation = stack.enter_context(shares_of(data, held))
-                validation = _with_label_alone(validation)
-                stack.callback(validation.release)
+                data, validation = map(stack.enter_context, map(data.part, held))
             names = _names_in(data, found)
-        data, sets = stack.enter_context(datasets_of(data, validation, everything, seed, validated=chosen))
+        made = datasets_of(data, validation, everything, seed, student, validated=chosen)
+        data, sets, _ = stack.enter_context(made)
+        if is_share and isinstance(sets, Dataset):
+            sets = stack.enter_context(_with_label_alone(sets))
+        data.access.check()
         yield TrainingRows(
             data,
             sets,
@@ -133,7 +134,8 @@ def _with_label_alone(data: Dataset) -> Dataset:
     columns = tuple(column for column in data.plan.columns if column.key not in others)
     alone = Structure("none") if own is None else Structure("single", (own,))
     plan = replace(data.plan, columns=columns, label=alone)
-    parts = data.num_partitions, data.transform, data.collate
+    collate = None if data.collate == padding_of(data.plan) else data.collate
+    parts = data.num_partitions, data.transform, collate
     return Dataset(data.spark, plan, data.source, *parts, access=data.access)
 
 

@@ -1,23 +1,17 @@
-"""A fit from its arguments to its end: Datasets of them, what is checked and shipped, the loop that runs."""
+"""A fit of a Dataset to its end: what is checked and shipped, the loop that runs."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, replace
-from typing import Any
+from contextlib import nullcontext
+from dataclasses import dataclass
 
 from torch import nn
 
 from sparkdl.allreduce.state import ModelState
-from sparkdl.data import sparse
-from sparkdl.data.collate import Collate, Pad
-from sparkdl.data.columns import Column, ColumnLike, Columns, quoted, structure_of
+from sparkdl.compute.spec import FitSpec
 from sparkdl.data.dataset import Dataset
-from sparkdl.data.schema import is_frame, is_pandas, vector_columns
-from sparkdl.data.shares import check_share, share_of, shares_of, split_by_fraction, split_pandas
-from sparkdl.exceptions import ConfigError, DataError
-from sparkdl.hf.outputs import takes_by_name
+from sparkdl.data.given import Validation
+from sparkdl.exceptions import ConfigError
 from sparkdl.optim.spec import OptimizerSpec
 from sparkdl.train.checkpoint.resume import ResumePoint
 from sparkdl.train.groups import Epochs
@@ -30,7 +24,7 @@ from sparkdl.train.loop import Loop
 from sparkdl.train.options.config import TrainConfig
 from sparkdl.train.options.elastic import Elastic
 from sparkdl.train.passes.dry_run import dry_run
-from sparkdl.train.passes.validation import Monitor, Validation, check_validation, validation_sets
+from sparkdl.train.passes.validation import Monitor, check_validation, validation_sets
 from sparkdl.train.passes.validator import Validator
 from sparkdl.train.passes.weights import check_weights
 from sparkdl.train.recipe import Recipe
@@ -39,182 +33,6 @@ from sparkdl.train.run import Run
 from sparkdl.train.scheduled import ScheduledHyper
 from sparkdl.train.shipped import shipped
 from sparkdl.train.state import TrainState
-
-_ROLES = ("features", "label", "weight")
-
-
-# -- Datasets of its arguments ------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Chosen:
-    """The columns of DataFrames that are trained on; see :meth:`sparkdl.Dataset.from_dataframe`."""
-
-    features: Columns | None
-    label: Columns | None
-    weight: ColumnLike | None
-    collate: Collate | None
-    of_frame: bool  # whether the rows that they were chosen for are a DataFrame
-
-    @classmethod
-    def of(
-        cls,
-        data: object,
-        features: Columns | None,
-        label: Columns | None = None,
-        weight: ColumnLike | None = None,
-        collate: Collate | None = None,
-        *,
-        module: nn.Module | None = None,
-    ) -> Chosen:
-        """Return what was chosen for some rows, of DataFrames as a module takes it."""
-        of_frame = is_frame(data)
-        if of_frame and module is not None and features is not None:
-            features = _as_taken(features, module, data)
-        return cls(features, label, weight, collate, of_frame)
-
-    def given(self) -> list[str]:
-        """Return the names of the arguments that were given."""
-        return [name for name in (*_ROLES, "collate") if getattr(self, name) is not None]
-
-    def names(self) -> list[str]:
-        """Return the names of the columns, each once."""
-        found: list[str] = []
-        for role in _ROLES:
-            value = getattr(self, role)
-            for chosen in structure_of(value, role).disassemble(value).values():
-                found.append(chosen.name if isinstance(chosen, Column) else chosen)
-        return list(dict.fromkeys(found))
-
-    def dataset(self, df: Any) -> Dataset:
-        """Return these columns of a DataFrame."""
-        assert self.features is not None
-        return Dataset.from_dataframe(
-            df, features=self.features, label=self.label, weight=self.weight, collate=self.collate
-        )
-
-    def unlabelled(self, df: Any) -> Chosen:
-        """Return the features alone; and the label, if ``collate`` may want it and the DataFrame has it."""
-        found = replace(self, features=None, weight=None).names()
-        if self.collate is not None and set(found) <= set(getattr(df, "columns", ())):
-            return replace(self, weight=None)
-        collate = self.collate
-        collate = replace(collate, has_label=False) if isinstance(collate, Pad) else collate
-        return replace(self, label=None, weight=None, collate=collate)
-
-
-def _as_taken(features: Columns, module: nn.Module, df: Any) -> Columns:
-    """Return features columns as a module takes them.
-
-    By argument for a model of Hugging Face whose arguments have their names; sparse for a module that takes
-    indices and values.
-    """
-    features = sparse.where_taken(features, module, vector_columns(df))
-    if isinstance(features, str | Column) or not isinstance(features, Sequence):
-        return features
-    names = [column.name if isinstance(column, Column) else column for column in features]
-    return dict(zip(names, features, strict=True)) if takes_by_name(module, names) else features
-
-
-@contextmanager
-def dataset_of(data: Any, chosen: Chosen, last: Chosen | None, method: str) -> Iterator[Dataset]:
-    """Make a Dataset of a DataFrame for as long as the block runs; a Dataset stays what it is.
-
-    Raises ConfigError if it is neither, or columns are missing or given for a Dataset; DataError if a column
-    cannot become a tensor.
-    """
-    if not chosen.of_frame:
-        check_none_chosen(chosen)
-        check_dataset(data, method)
-        yield data
-        return
-    found = chosen if chosen.given() or last is None else last
-    check_features(found, method)
-    with found.dataset(data) as dataset:
-        check_dataset(dataset, method)
-        yield dataset
-
-
-@contextmanager
-def datasets_of(
-    data: Any, validation: Any, chosen: Chosen, seed: int, validated: Chosen | None = None
-) -> Iterator[tuple[Dataset, Validation]]:
-    """Make Datasets of DataFrames for as long as the block runs; Datasets stay what they are.
-
-    ``validation`` is Datasets or DataFrames, one or several by name, or the share of ``data`` that is kept
-    for it, its rows chosen by ``seed``; ``validated`` are other columns to validate on. Raises ConfigError
-    for wrong columns or a share that is none, DataError if a column is no tensor, or a share holds no row.
-    """
-    with ExitStack() as stack:
-        if isinstance(validation, float | int):
-            if isinstance(data, Dataset):
-                data, validation = stack.enter_context(shares_of(data, share_of(validation, seed)))
-            else:
-                data, validation = _split(data, validation, chosen, seed)
-        several = validation if isinstance(validation, Mapping) else {"": validation}
-        if chosen.of_frame or any(map(is_frame, several.values())):
-            check_features(chosen, "fit")
-        else:
-            check_none_chosen(chosen)
-        if chosen.of_frame:
-            data = stack.enter_context(chosen.dataset(data))
-        check_dataset(data)
-        sets: Any = {
-            name: stack.enter_context((validated or chosen).dataset(one)) if is_frame(one) else one
-            for name, one in several.items()
-        }
-        yield data, sets if isinstance(validation, Mapping) else sets[""]
-
-
-def check_dataset(data: object, method: str = "fit") -> None:
-    """Check that something is a Dataset, whose session can run jobs."""
-    if not isinstance(data, Dataset):
-        raise ConfigError(
-            f"data: found a {type(data).__module__}.{type(data).__name__}, expected a sparkdl Dataset such "
-            f"as Dataset.from_dataframe(df, features=..., label=...); {method} takes a DataFrame as well, "
-            "with features= and label="
-        )
-    data.access.check()
-
-
-def check_features(chosen: Chosen, method: str) -> None:
-    """Check that columns of a DataFrame are named."""
-    if chosen.features is None:
-        raise ConfigError(
-            f"features=None: a DataFrame needs the names of its columns: {method}(df, features=..., "
-            "label=...)"
-        )
-
-
-def check_none_chosen(chosen: Chosen) -> None:
-    """Check that no columns are named, for there is no DataFrame."""
-    if chosen.given():
-        raise ConfigError(
-            f"{chosen.given()[0]}=...: a Dataset knows its columns; give them with a DataFrame only"
-        )
-
-
-def _split(data: Any, fraction: Any, chosen: Chosen, seed: int) -> tuple[Any, Any]:
-    """Split a DataFrame into rows for training and rows for validation."""
-    check_share(fraction)
-    if chosen.features is None:  # the error about columns comes next
-        return data, None
-    chosen.dataset(data)  # checks columns
-    if is_pandas(data):
-        parts = split_pandas(data[chosen.names()], fraction, seed)
-    else:
-        parts = split_by_fraction(data.select(*map(quoted, chosen.names())), fraction, seed)
-    for what, part in zip(("training", "validation"), parts, strict=True):
-        if part.empty if is_pandas(part) else part.isEmpty():
-            raise DataError(
-                f"validation={fraction!r}: no row is left for {what}; choose another share, or give "
-                "fit(df, validation=other_df)",
-                code="data-empty",
-            )
-    return parts
-
-
-# -- the fit -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -234,7 +52,7 @@ class Fit:
         _check_elastic(config, data)
         sets = validation_sets(validation)
         recipe.wanted().check(data.access)
-        tried = dry_run(recipe.spec(data, self.module), data)
+        tried = dry_run(self._spec(recipe), data)
         recipe = recipe.moving(tried.moving)
         monitor = check_validation(config, tried.shipped, sets)
         schedule = scheduled_hyper(recipe.optimizer, config, monitor)
@@ -243,7 +61,7 @@ class Fit:
         point = find_resume_point(resume, hooks)
 
         with (
-            shipped(data.access, data.store(), recipe.spec(data, self.module)) as ship,
+            shipped(data.access, data.store(), self._spec(recipe)) as ship,
             ship.evaluator(config) if sets else nullcontext() as evaluator,
         ):
             check_weights(data, monitor, sets)
@@ -267,6 +85,9 @@ class Fit:
             run.follow(loop)
             ship.release_model = loop.release
             train_to_the_end(loop, point, carrier)
+
+    def _spec(self, recipe: Recipe) -> FitSpec:
+        return recipe.spec(self.data.plan, self.module, self.data.transform, self.data.collate)
 
     def _seen_by_hooks(self, recipe: Recipe, epochs: Epochs, monitored: str) -> Run:
         config = self.config

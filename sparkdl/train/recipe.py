@@ -19,8 +19,9 @@ from sparkdl.allreduce.shard_states import Snapshot
 from sparkdl.allreduce.update.shard import reductions
 from sparkdl.compute.local_steps import InnerRule
 from sparkdl.compute.spec import FitSpec
+from sparkdl.data.collate import Collate
 from sparkdl.data.columns import Structure, TablePlan
-from sparkdl.data.dataset import Dataset
+from sparkdl.data.dataset import Transform
 from sparkdl.data.store.partition import Token
 from sparkdl.exceptions import ConfigError, ModelError
 from sparkdl.nn import serialize
@@ -138,15 +139,22 @@ class Recipe:
         lossy = has_error_feedback(codec_of(self.config.gradient_codec))
         return lossy or (self.inner is not None and self.inner.stateful)
 
-    def spec(self, data: Dataset, module: nn.Module, label: Structure | None = None) -> FitSpec:
+    def spec(
+        self,
+        plan: TablePlan,
+        module: nn.Module,
+        transform: Transform | None,
+        collate: Collate | None,
+        label: Structure | None = None,
+    ) -> FitSpec:
         """Return what is shipped once for a fit, an evaluation or a prediction with the module's weights.
 
         ``label`` is that of the rows which were trained on, if it counts in place of these rows' own.
         """
         config = self.config
-        features = data.plan.features
-        if features.kind == "tuple" and isinstance(self.objective, LossObjective) and data.transform is None:
-            check_inputs_order(module, data.plan.sources(features))
+        features = plan.features
+        if features.kind == "tuple" and isinstance(self.objective, LossObjective) and transform is None:
+            check_inputs_order(module, plan.sources(features))
         with _trainable(module, self.unfreezes):
             _check_fits(module, self.layout)
             return FitSpec(
@@ -156,11 +164,11 @@ class Recipe:
                 combine=config.combine,
                 averaging=config.averaging is not None,
                 layout=self.layout,
-                features=data.plan.features,
-                label=data.plan.label if label is None else label,
-                weighted=data.plan.weighted,
-                transform=data.transform,
-                collate=data.collate,
+                features=features,
+                label=plan.label if label is None else label,
+                weighted=plan.weighted,
+                transform=transform,
+                collate=collate,
                 seed=config.seed,
                 shuffle=config.shuffle,
                 micro_batch_size=config.micro_batch_size,
@@ -172,7 +180,7 @@ class Recipe:
                 inner=self.inner,
                 tables=self.tables,
                 scanned=self.scanned,
-                columns=data.plan,
+                columns=plan,
             )
 
     def wanted(self) -> Wanted:

@@ -12,12 +12,13 @@ from torch import nn
 from sparkdl.data.collate import Collate
 from sparkdl.data.columns import ColumnLike, Columns, Structure
 from sparkdl.data.dataset import Dataset
+from sparkdl.data.given import Chosen, Validation, dataset_of, datasets_of
 from sparkdl.exceptions import ConfigError
 from sparkdl.nn import serialize, shown
 from sparkdl.nn.lightning import from_lightning
 from sparkdl.nn.objective import Loss, Objective, Step
 from sparkdl.optim.spec import Optimizers, check_unscheduled
-from sparkdl.train.fit import Chosen, Fit, dataset_of, datasets_of
+from sparkdl.train.fit import Fit
 from sparkdl.train.given import configure, objective_of, with_schedule
 from sparkdl.train.hooks.checkpoint import Resume
 from sparkdl.train.interrupt import at_once
@@ -25,7 +26,6 @@ from sparkdl.train.leaving import ErrorsCarryResult
 from sparkdl.train.options.checks import integer_option
 from sparkdl.train.options.config import TrainConfig
 from sparkdl.train.passes.predict import run_prediction
-from sparkdl.train.passes.validation import Validation
 from sparkdl.train.planning.asked import answer
 from sparkdl.train.planning.request import take
 from sparkdl.train.recipe import Recipe, is_frozen
@@ -213,15 +213,16 @@ class Trainer:
         Every exception that leaves a run, also one of a hook or a second Ctrl-C, has a ``result``: the
         :class:`FitResult` of the last completed iteration.
         """
-        chosen = Chosen.of(data, features, label, weight, collate, module=self.module)
+        given = Chosen(features, label, weight, collate)
         with (
             ErrorsCarryResult() as carrier,
-            datasets_of(data, validation, chosen, self.config.seed) as (dataset, sets),
+            datasets_of(data, validation, given, self.config.seed, self.module) as (dataset, sets, chosen),
         ):
+            dataset.access.check()
             self._recipe.check_trains()
             if (request := take()) is not None:  # of `sparkdl plan` or `sparkdl profile`
                 answer(request, self, dataset)
-            self._chosen = chosen if chosen.of_frame else None
+            self._chosen = chosen
             return self._fit(dataset, sets, resume, rows, carrier)
 
     def _fit(
@@ -273,9 +274,9 @@ class Trainer:
         module, recipe = self._to_use(module)
         metrics = self.config.metrics if metrics is None else metrics
         config = replace(self.config, metrics=metrics)
-        chosen = Chosen.of(data, features, label, weight, module=module)
-        with dataset_of(data, chosen, self._chosen, "evaluate") as rows:
-            spec = recipe.spec(rows, module, self._label)
+        chosen = Chosen(features, label, weight)
+        with dataset_of(data, chosen, self._chosen, "evaluate", module) as rows:
+            spec = recipe.spec(rows.plan, module, rows.transform, rows.collate, self._label)
             check_metrics(serialize.dumps(spec, "the evaluation"), rows, metrics)
             with shipped(rows.access, rows.store(), spec) as ship, ship.evaluator(config) as evaluator:
                 return evaluator.run(rows, ship.weights.publish(), f"sparkdl evaluate {self.name}")
@@ -310,10 +311,14 @@ class Trainer:
         if batch_size is not None:
             size = integer_option("predict", "batch_size", batch_size, 1)
         module, recipe = self._to_use(module)
-        last = None if self._chosen is None else self._chosen.unlabelled(data)
+        last = None if self._chosen is None else self._chosen.unlabelled(getattr(data, "columns", ()))
         with (
-            dataset_of(data, Chosen.of(data, features, module=module), last, "predict") as rows,
-            shipped(rows.access, rows.store(), recipe.spec(rows, module, self._label)) as ship,
+            dataset_of(data, Chosen(features), last, "predict", module) as rows,
+            shipped(
+                rows.access,
+                rows.store(),
+                recipe.spec(rows.plan, module, rows.transform, rows.collate, self._label),
+            ) as ship,
         ):
             weights, job = ship.weights.publish(), f"sparkdl predict {self.name}"
             return run_prediction(ship.access, ship.fit, ship.sent, rows, weights, job, size, ship.profile)
@@ -322,7 +327,7 @@ class Trainer:
         self, data: Any, features: Columns | None, label: Columns | None, weight: ColumnLike | None
     ) -> AbstractContextManager[Dataset]:
         """Make a Dataset of what a fit would be given, for as long as the block runs."""
-        return dataset_of(data, Chosen.of(data, features, label, weight, module=self.module), None, "fit")
+        return dataset_of(data, Chosen(features, label, weight), None, "fit", self.module)
 
     def with_options(self, module: nn.Module | None = None, **options: Any) -> Self:
         """Return a Trainer with other options, which has not trained yet.

@@ -16,12 +16,11 @@ from torch import nn
 from sparkdl.compute.worker import MOST_FITS
 from sparkdl.data.columns import ColumnLike, Columns
 from sparkdl.data.dataset import Dataset
-from sparkdl.data.shares import folds_of, share_of, shares_of
+from sparkdl.data.given import Chosen, datasets_of, folds_of, share_of
 from sparkdl.exceptions import ConfigError, SparkdlWarning
 from sparkdl.metrics import LOSS
 from sparkdl.nn.objective import LossObjective, Objective
 from sparkdl.saved.digest import class_and_digest, label_of, stable_digest
-from sparkdl.train.fit import Chosen, datasets_of
 from sparkdl.train.interrupt import interruptible
 from sparkdl.train.options.checks import integer_option
 from sparkdl.train.passes.validation import validation_sets
@@ -222,8 +221,9 @@ class Tuner:
         share = validation if isinstance(validation, float) and isinstance(data, Dataset) else None
         self._check_rows(validation, folds)
         others = validation if share is None else None
-        chosen = Chosen.of(data, features, label, weight)
-        with datasets_of(data, others, chosen, self.seed) as (dataset, given):
+        chosen = Chosen(features, label, weight)
+        with datasets_of(data, others, chosen, self.seed) as (dataset, given, _):
+            dataset.access.check()
             sets = validation_sets(given)
             self._check_metric([*sets, *(["val"] if folds or share is not None else [])])
             divided: Folds = [(None, None)]
@@ -353,7 +353,7 @@ class Tuner:
         if self.per_trial == "cluster":
             with ExitStack() as stack:
                 shares = [one for fold in divided for one in fold if one is not None]
-                of = dict(zip(shares, stack.enter_context(shares_of(data, shares)), strict=True))
+                of = {one: stack.enter_context(data.part(one)) for one in shares}
                 folds = [
                     (data if train is None else of[train], None if held is None else of[held])
                     for train, held in divided

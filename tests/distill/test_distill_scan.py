@@ -16,7 +16,6 @@ from torch import nn
 from torchmetrics.classification import MulticlassAccuracy
 
 from sparkdl import Column, Dataset
-from sparkdl.data.shares import shares_of
 from sparkdl.data.streams import RowShare
 from sparkdl.distill import Distiller, Teacher
 from sparkdl.exceptions import ConfigError, DataError
@@ -148,7 +147,7 @@ def test_a_share_of_the_rows_is_held_out(table: Path, spark: Any, keep: Any) -> 
     teachers = Teacher(nn.Linear(9, 4), inputs="wide")
     with scan(table, spark, label=label) as data:
         result = distiller(teachers=teachers, keep=keep, metrics=metrics).fit(data, 0.3)
-        with shares_of(data, [RowShare(0.0, 0.3, False, 4)]) as (held_out,):
+        with data.part(RowShare(0.0, 0.3, False, 4)) as held_out:
             rows = held_out.source.manifest(held_out.plan).mask  # type: ignore[attr-defined]
     places = np.concatenate([rows(group) for group in range(8)])
     assert 0 < places.sum() < ROWS

@@ -14,7 +14,7 @@ from pyspark.sql import functions as F
 from torch import nn
 from torchmetrics.classification import MulticlassAccuracy
 
-from sparkdl.data.shares import split_by_fraction
+from sparkdl.data.store.dataframe import split_by_fraction
 from sparkdl.exceptions import ConfigError, DataError, ModelError
 from sparkdl.ml import TorchClassifier, TorchEstimator, TorchRegressionModel, TorchRegressor
 from sparkdl.ml.estimators import fitting

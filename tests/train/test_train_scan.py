@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,10 +20,10 @@ from torchmetrics import MeanAbsoluteError
 
 from sparkdl import Column, Dataset, html
 from sparkdl.data import Pad
+from sparkdl.data.given import folds_of, share_of
 from sparkdl.data.scan.manifest import ScanManifest
 from sparkdl.data.scan.order import in_files, order_of
 from sparkdl.data.scan.reader import Reader
-from sparkdl.data.shares import first_rows, folds_of, share_of, shares_of
 from sparkdl.data.streams import FROM_THE_BEGINNING, RowShare
 from sparkdl.exceptions import ConfigError, DataError, NonFiniteError, TaskError
 from sparkdl.train import Checkpoint, Elastic, EveryIterations, Hook, MaxIteration, Trainer
@@ -654,7 +655,8 @@ def mask_of(manifest: ScanManifest, group: int) -> Any:
 
 def test_folds_of_a_scan_have_each_row_once(table: Path, spark: Any) -> None:
     shares = [share for fold in folds_of(3, seed=4) for share in fold]
-    with dataset(table, spark, 2, filter=[("y", ">", -0.5)]) as data, shares_of(data, shares) as parts:
+    with dataset(table, spark, 2, filter=[("y", ">", -0.5)]) as data, ExitStack() as stack:
+        parts = [stack.enter_context(data.part(share)) for share in shares]
         left, expected = len(data), sorted(y for y in values(table)[1].tolist() if y > -0.5)
         assert left == len(expected)
         held_rows: list[float] = []
@@ -677,11 +679,12 @@ def read_labels(data: Dataset) -> list[float]:
 
 def test_shares_of_the_first_rows_and_shares_without_rows(table: Path, spark: Any) -> None:
     with dataset(table, spark, 1) as data:
-        first = first_rows(data, 50, 1)
+        first = data.sample(50, 1)
         expected = sorted(values(table)[1][:50].tolist())
-        with shares_of(first, share_of(0.3, 1)) as (train, held):
+        others, some = share_of(0.3, 1)
+        with first.part(others) as train, first.part(some) as held:
             assert sorted(read_labels(train) + read_labels(held)) == pytest.approx(expected)
-            of_part = first_rows(train, 5, 1)
+            of_part = train.sample(5, 1)
             assert read_labels(of_part) == read_labels(train)[:5]
         with pytest.raises(DataError, match="no row is left for training or for validation"):
             trainer(2).fit(data, validation=1e-9)
@@ -757,7 +760,7 @@ def test_embedding_variables_learn_from_files(tmp_path: Path, spark: Any) -> Non
 def test_the_first_rows_are_a_dataset_of_their_own(table: Path, spark: Any) -> None:
     with dataset(table, spark, 2) as data:
         data.store()
-        with first_rows(data, 130, 3) as some:
+        with data.sample(130, 3) as some:
             assert len(some) == 130
             x, _ = values(table)
             with torch.no_grad():

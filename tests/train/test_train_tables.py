@@ -15,7 +15,6 @@ from torch import nn
 from torchmetrics.classification import MulticlassAccuracy
 
 from sparkdl import Column, Dataset, Trainer, seeding
-from sparkdl.data.shares import split_pandas
 from sparkdl.data.streams import RowShare
 from sparkdl.exceptions import ConfigError, DataError, ModelError
 from sparkdl.train import Checkpoint, Elastic, Hook, MaxEpoch
@@ -61,7 +60,8 @@ def test_a_share_of_the_rows_is_kept_for_validation(spark: Any) -> None:
     metric = {"accuracy": MulticlassAccuracy(10)}
     found = trainer(metrics=metric).fit(df, validation=0.25, features="x", label="y")
     again = trainer(metrics=metric).fit(df, validation=0.25, features="x", label="y")
-    train, held = split_pandas(df, 0.25, seed=0)
+    rows = np.random.default_rng(seeding.derive(seeding.ORDER, 0)).permutation(200)
+    train, held = df.drop(df.index[rows[:50]]), df.loc[sorted(df.index[rows[:50]])]
     assert (len(train), len(held)) == (150, 50)
     assert sorted([*train.index, *held.index]) == list(range(200))
     by_hand = trainer(metrics=metric).fit(train, held, features="x", label="y")

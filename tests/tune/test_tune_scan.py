@@ -16,7 +16,7 @@ from pyarrow import parquet
 from torch import nn
 
 from sparkdl import Dataset, Trainer, tune
-from sparkdl.data import shares
+from sparkdl.data import given
 from sparkdl.exceptions import DataError
 from sparkdl.train import MaxEpoch
 from sparkdl.wire.private import local_folders
@@ -54,13 +54,13 @@ def tuner(**options: Any) -> tune.Tuner:
     return tune.Tuner(make, space, **found | {"search": "grid", "scheduler": None} | options)
 
 
-def alone(lr: float, data: Dataset, part: shares.RowShare | None, validation: Any) -> Any:
+def alone(lr: float, data: Dataset, part: given.RowShare | None, validation: Any) -> Any:
     """Fit on a share of the rows, in one partition."""
     trainer = make({"lr": lr})
     trainer.config = replace(trainer.config, end_when=MaxEpoch(2), seed=SEED)
     if part is None:
         return trainer.fit(data, data)
-    with shares.shares_of(data, [part, validation]) as (train, held):
+    with data.part(part) as train, data.part(validation) as held:
         return trainer.fit(train, held)
 
 
@@ -82,7 +82,7 @@ def test_a_trial_in_a_task_is_a_fit_on_one_partition_to_the_bit(
     best = found.get_best()
     assert best.params["lr"] == 0.1
     with dataset(table, spark, 1) as data:
-        expected = alone(0.1, data, *shares.share_of(0.25, SEED))
+        expected = alone(0.1, data, *given.share_of(0.25, SEED))
     assert best.value == expected.scores[LOSS]
     for name, value in found.module().state_dict().items():
         np.testing.assert_array_equal(value, expected.module.state_dict()[name])
@@ -93,7 +93,7 @@ def test_folds_and_validation_sets_of_files(table: Path, spark: Any) -> None:
         by_folds = tuner().fit(data, folds=3).get_best()
         by_set = tuner().fit(data, data).get_best()
     with dataset(table, spark, 1) as data:
-        scores = [alone(0.1, data, *pair).scores[LOSS] for pair in shares.folds_of(3, SEED)]
+        scores = [alone(0.1, data, *pair).scores[LOSS] for pair in given.folds_of(3, SEED)]
         whole = alone(0.1, data, None, None).scores[LOSS]
     assert by_folds.value == pytest.approx(np.mean(scores), rel=1e-12)
     assert by_set.value == whole

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,7 +17,7 @@ from torch import nn
 from torchmetrics.classification import MulticlassAccuracy
 
 from sparkdl import Dataset, Trainer, attempts, tune
-from sparkdl.data.shares import folds_of, shares_of
+from sparkdl.data.given import folds_of
 from sparkdl.exceptions import ConfigError, ModelError, SparkdlWarning
 from sparkdl.train.hooks.callbacks import EarlyStopping
 from sparkdl.train.options.triggers import EveryIterations, MaxEpoch
@@ -417,7 +418,9 @@ def test_folds_of_distributed_trials_share_the_files_of_the_rows(spark: Any) -> 
     options: dict[str, Any] = {"metric": "val/loss", "mode": None, "per_trial": "cluster", "trials": 2}
     options |= {"max_epochs": 2, "scheduler": tune.FIFO(rung=1)}
     with rows(spark, 2) as data:
-        with shares_of(data, [share for fold in folds_of(3, 3) for share in fold]) as made:
+        with ExitStack() as stack:
+            shares = [share for fold in folds_of(3, 3) for share in fold]
+            made = [stack.enter_context(data.part(share)) for share in shares]
             counts = [len(part) for part in made]
             folders = {token.store for part in made for token in part.store().partitions}
         assert counts == [64, 32] * 3

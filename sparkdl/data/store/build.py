@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
 
-from sparkdl import session
+from sparkdl import seeding, session
 from sparkdl._spark.errors import explained
 from sparkdl.access.base import Access, Frames, described
 from sparkdl.data.columns import TablePlan
 from sparkdl.data.store.manifest import ADVICE, Manifest
-from sparkdl.data.store.partition import Token, delete_store
+from sparkdl.data.store.partition import Token, delete_store, view_of
 from sparkdl.data.streams import STREAMS, Dealt, RowShare
 from sparkdl.exceptions import DataError
 from sparkdl.wire import frame
-from sparkdl.wire.frame import Array
+from sparkdl.wire.frame import Array, Parts
 
 Partitions = int | Literal["input"] | None
 
@@ -45,6 +45,10 @@ class StoreSource(ABC):
     def part(self, plan: TablePlan, share: RowShare) -> StoreSource | None:
         """Return a source of a share of the rows; ``None`` if they are divided where they are stored."""
         return None
+
+    def split(self, plan: TablePlan, fraction: float, seed: int) -> tuple[StoreSource, StoreSource]:
+        """Return sources of a DataFrame's rows for training and for validation, which a seed chooses."""
+        raise NotImplementedError
 
     def most_partitions(self, plan: TablePlan) -> int:
         """Return how many partitions there can be, given the columns with dtypes and shapes."""
@@ -86,6 +90,31 @@ class PartitionStore:
     def is_crowded(self) -> bool:
         """Whether partitions were built on fewer executors than they could."""
         return _used(self.partitions) < min(len(self.partitions), self.executors.count)
+
+
+class StoredShare(StoreSource):
+    """Some rows of each partition of a Dataset's store."""
+
+    def __init__(
+        self, first: Callable[[], dict[str, Array]], store: Callable[[], PartitionStore], share: RowShare
+    ) -> None:
+        self._first, self._store, self._share = first, store, share
+
+    def peek(self, plan: TablePlan, rows: int) -> dict[str, Array]:
+        """See :class:`StoreSource`."""
+        return {key: values[:rows] for key, values in self._first().items()}
+
+    def tokens(self, access: Access, plan: TablePlan, store: str, partitions: Partitions) -> Frames:
+        """See :class:`StoreSource`."""
+        return access.stage(self._store().tokens, partial(_select, self._share), [])
+
+
+def _select(share: RowShare, partition: int, frames: Iterator[bytes]) -> Iterator[bytes | Parts]:
+    """Take a share of a partition: yield its token."""
+    for data in frames:
+        token = Token.from_frame(frame.unpack(data))
+        own = replace(share, seed=seeding.derive(seeding.ORDER, share.seed, partition) % (1 << 62))
+        yield view_of(token, own.name, own.rows(token.rows)).to_frame()
 
 
 def build_store(

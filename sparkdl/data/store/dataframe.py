@@ -18,11 +18,11 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
+from sparkdl._spark.session import is_deterministic
 from sparkdl._spark.tasks import partition_id
 from sparkdl.access.base import Access, Frames
-from sparkdl.data.columns import ROW_ID, ColumnLike, ColumnPlan, Columns, TablePlan
+from sparkdl.data.columns import ROW_ID, ColumnPlan, TablePlan, quoted
 from sparkdl.data.convert import from_arrow, row_namer
-from sparkdl.data.schema import check_dataframe, check_no_stream, plan_dataframe, vector_columns
 from sparkdl.data.sparse import hint
 from sparkdl.data.store.build import Partitions, StoreSource, other_rows
 from sparkdl.data.store.partition import StoreBatch, Token, write_partition
@@ -47,16 +47,6 @@ class DataFrameSource(StoreSource):
         self._expressions = expressions
         self._vectors = vectors
         self._planned: DataFrame | None = None
-
-    @classmethod
-    def of(
-        cls, df: Any, features: Columns, label: Columns | None, weight: ColumnLike | None, ragged: bool
-    ) -> tuple[TablePlan, DataFrameSource]:
-        """Check and plan columns of what should be a DataFrame; see :func:`plan_dataframe`."""
-        check_dataframe(df, "Dataset.from_dataframe")
-        check_no_stream(df, "Dataset.from_dataframe")
-        plan, expressions = plan_dataframe(df, features, label, weight, ragged)
-        return plan, cls(df, expressions, vector_columns(df))
 
     def _numbered(self, access: Access) -> DataFrame:
         """Return the selected columns, planned once.
@@ -97,7 +87,16 @@ class DataFrameSource(StoreSource):
 
     def first(self, rows: int) -> StoreSource:
         """See :class:`StoreSource`."""
-        return DataFrameSource(self._df.limit(rows), self._expressions, self._vectors)
+        return self._of(self._df.limit(rows))
+
+    def split(self, plan: TablePlan, fraction: float, seed: int) -> tuple[StoreSource, StoreSource]:
+        """See :class:`StoreSource`."""
+        names = dict.fromkeys(column.source for column in plan.columns)
+        train, held = split_by_fraction(self._df.select(*map(quoted, names)), fraction, seed)
+        return self._of(train), self._of(held)
+
+    def _of(self, df: DataFrame) -> DataFrameSource:
+        return DataFrameSource(df, self._expressions, self._vectors)
 
 
 def rows_per_batch(plan: TablePlan) -> int:
@@ -236,8 +235,8 @@ def convert_rows(plan: TablePlan, rows: Sequence[Any]) -> dict[str, Array]:
     """Convert collected rows of the selected columns, like :func:`convert`."""
     names = [ROW_ID, *(column.key for column in plan.columns)]
     values = {
-        name: [bytes(v) if isinstance(v, bytearray) else v for v in (row[i] for row in rows)]
-        for i, name in enumerate(names)
+        name: [bytes(v) if isinstance(v, bytearray) else v for v in (row[name] for row in rows)]
+        for name in names
     }
     return convert(plan.columns, pa.RecordBatch.from_pydict(values))
 
@@ -251,3 +250,45 @@ def convert(plans: tuple[ColumnPlan, ...], batch: pa.RecordBatch) -> dict[str, A
 def _row_ids(batch: pa.RecordBatch) -> Array:
     ids: Array = batch.column(ROW_ID).to_numpy(zero_copy_only=False)
     return ids
+
+
+_HASHES = 1 << 20
+
+
+def split_by_fraction(df: DataFrame, fraction: float, seed: int) -> tuple[DataFrame, DataFrame]:
+    """Split rows by a hash of their values; raises DataError if the query gives other rows each time.
+
+    The same rows go to the same side in whatever order they come, equal rows together: both sides are
+    computed on their own, and a row that changed sides in between would be lost or seen twice.
+    """
+    check_repeats(df)
+    hashed = F.pmod(F.xxhash64(F.lit(seed), *(quoted(name) for name in df.columns)), F.lit(_HASHES))
+    chosen = hashed < F.lit(round(fraction * _HASHES))
+    return df.filter(~chosen), df.filter(chosen)
+
+
+def check_repeats(df: DataFrame, side: str = "") -> None:
+    """Check that a query gives the same rows each time, by running it twice where Spark does not know.
+
+    ``side`` is a column that says which part a row is in; other columns may change. Empty if all count.
+    """
+    if is_deterministic(df):
+        return
+    keys = [(name,) for name in df.columns] + [(name, side) for name in df.columns if side not in ("", name)]
+    found = []
+    for _ in range(2):  # queries of their own: one would find its own shuffle files again
+        hashes = [F.sum(F.pmod(F.xxhash64(*map(quoted, key)), F.lit(_HASHES))) for key in keys]
+        found.append(df.agg(*hashes).collect()[0])
+    same = {key for key, first, again in zip(keys, *found, strict=True) if first == again}
+    if side:  # as many rows may be in each part, but others: beside a column that stays, this is seen
+        moved = any((name,) in same and (name, side) not in same for name in df.columns if name != side)
+        changed = [side] if moved or (side,) not in same else []
+    else:
+        changed = [name for name in df.columns if (name,) not in same]
+    if changed:
+        raise DataError(
+            f"the query gives other values of {', '.join(changed)} each time it runs, and rows for training "
+            "and for validation are read one after the other: some would be in both parts, others in none. "
+            "Put it behind a cache(), a checkpoint() or a file",
+            code="data-value",
+        )

@@ -14,8 +14,9 @@ from torch import nn
 
 from sparkdl.data.columns import Column, Columns, quoted
 from sparkdl.data.dataset import Dataset
+from sparkdl.data.given import share_of
 from sparkdl.data.scan.storage import is_url
-from sparkdl.data.shares import share_of, shares_of, split_by_fraction
+from sparkdl.data.store.dataframe import split_by_fraction
 from sparkdl.exceptions import ConfigError, DataError, ModelError
 from sparkdl.ml.estimators import continued, fitting, sparsity, tables
 from sparkdl.ml.estimators.continued import Earlier
@@ -106,7 +107,8 @@ class FitsTorch(FitsModule, HasTrainingSetters, HasInputs):
         data = stack.enter_context(read())
         if not (fraction := self.getValidationFraction()):
             return data, None
-        train, validation = stack.enter_context(shares_of(data, share_of(fraction, self.getSeed())))
+        parts = share_of(fraction, self.getSeed())
+        train, validation = map(stack.enter_context, map(data.part, parts))
         return train, validation
 
     def _trainer(self, rows: FitRows, plan: FitPlan, **more: Any) -> Trainer:

@@ -20,7 +20,7 @@ from sparkdl.data.collate import tensor_of
 from sparkdl.data.columns import name_id, quoted
 from sparkdl.data.dataset import Dataset
 from sparkdl.data.schema import check_dataframe, check_no_stream, check_unambiguous
-from sparkdl.data.shares import check_repeats
+from sparkdl.data.store.dataframe import check_repeats
 from sparkdl.exceptions import DataError
 from sparkdl.wire.frame import Array
 

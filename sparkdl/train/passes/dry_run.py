@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 from sparkdl.compute.dependence import check_attributes
 from sparkdl.compute.forward_backward import make_batch
 from sparkdl.compute.spec import FitSpec
+from sparkdl.data.columns import TablePlan
 from sparkdl.data.dataset import Dataset
 from sparkdl.data.ragged import is_ragged, kind_of
 from sparkdl.exceptions import DataError, ModelError, SparkdlWarning
@@ -50,7 +52,7 @@ def dry_run(spec: FitSpec, data: Dataset) -> DryRunResult:
     shipped = _ship(spec)
     rows = {key: _at_least_two(values) for key, values in data.peek().items()}
     local: FitSpec = serialize.loads(shipped)
-    found = _describe_rows(rows, data)
+    found = _describe_rows(rows, data.plan)
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         # Torch only warns when shapes broadcast to a loss that is not what anybody meant.
         warnings.filterwarnings("error", message=".*target size.*", category=UserWarning)
@@ -85,16 +87,19 @@ def dry_run(spec: FitSpec, data: Dataset) -> DryRunResult:
             spec = replace(local, layout=layout, numerics=numerics)
             used = make_replica(local.module, layout, numerics)
             check_attributes(changed, used, spec, lambda: serialize.loads(shipped), batch)
-        check_shapes(local, replica, BatchReader.of(data).batch(some_rows(data)))
-        told = _tell_coupled(local, replica, data)
+        reader = BatchReader(local.features, local.label, local.weighted, local.transform, local.collate)
+        check_shapes(local, replica, reader.batch(some_rows(data.peek())))
+        partitions = data.num_partitions or data.access.executors().count
+        told = _tell_coupled(local, replica, partitions, lambda: reader.batch(data.first_rows(_TRIED_ROWS)))
     if told:
         warnings.warn(SparkdlWarning(told, code="model-output"), stacklevel=4)
     return DryRunResult(shipped, frozenset(moving))
 
 
-def _tell_coupled(spec: FitSpec, replica: FlatModule, data: Dataset) -> str:
+def _tell_coupled(
+    spec: FitSpec, replica: FlatModule, partitions: int | str, tried: Callable[[], Batch]
+) -> str:
     """Return a warning if a gradient is not that of the whole batch, whose rows are not together."""
-    partitions = data.num_partitions or data.access.executors().count
     if partitions == 1 and spec.micro_batch_size is None:
         return ""
     by_count = [n for n, m in replica.module.named_modules() if getattr(m, "scale_grad_by_freq", False)]
@@ -114,7 +119,7 @@ def _tell_coupled(spec: FitSpec, replica: FlatModule, data: Dataset) -> str:
     known, counts = is_known(spec.objective), partitions != 1 and _counts_more_than_batches(replica)
     if known and not counts:
         return ""
-    batch = BatchReader.of(data).batch(data.first_rows(_TRIED_ROWS))
+    batch = tried()
     if counts and batch.rows == _TRIED_ROWS and (name := _counting_rows(spec, replica, batch)):
         return (
             f"forward counts the rows of a batch in buffer {name!r}: each partition counts those of its own, "
@@ -160,9 +165,8 @@ def _counting_rows(spec: FitSpec, replica: FlatModule, batch: Batch) -> str:
     return next(places, "")
 
 
-def some_rows(data: Dataset) -> dict[str, Array]:
+def some_rows(peeked: dict[str, Array]) -> dict[str, Array]:
     """Return as many rows as shapes are checked with: the first ones, again and again."""
-    peeked = data.peek()
     return {key: np.take(values, np.arange(ROWS) % len(values), axis=0) for key, values in peeked.items()}
 
 
@@ -201,8 +205,8 @@ def _at_least_two(values: Array) -> Array:
     return np.array(values) if len(values) > 1 else np.repeat(values, 2, axis=0)
 
 
-def _describe_rows(rows: dict[str, Array], data: Dataset) -> str:
-    names = {column.key: column.source for column in data.plan.columns}
+def _describe_rows(rows: dict[str, Array], plan: TablePlan) -> str:
+    names = {column.key: column.source for column in plan.columns}
     kinds = {key: kind_of(values) for key, values in rows.items()}
     return ", ".join(
         f"{names[key]}: {dtype}{['any', *shape[1:]] if is_ragged(shape) else list(shape)}"

@@ -273,7 +273,7 @@ def check_metrics(shipped: bytes, data: Dataset, metrics: Metrics | None) -> Sco
         logged = Logged()
         with replica.evaluating():
             output = measure(spec, replica, batch, specs, logged, Logits())
-            notes = _check_shapes(spec, replica, BatchReader.of(data).batch(some_rows(data)), specs)
+            notes = _check_shapes(spec, replica, BatchReader.of(data).batch(some_rows(data.peek())), specs)
         for name, metric in specs.items():
             if isinstance(metric.metric, Loss):
                 if name != LOSS and not metric.metric.update_count:

@@ -6,12 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from sparkdl.data.dataset import Dataset
+from sparkdl.data.given import Validation
 from sparkdl.exceptions import ConfigError
 from sparkdl.metrics import LOSS
 from sparkdl.train.options.config import TrainConfig
-
-Validation = Dataset | Mapping[str, Dataset] | None
-"""What ``fit`` takes as ``validation=``: a Dataset, called ``"val"``, or several by name."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -161,7 +161,7 @@ def _traced(stage: Stage, sample: Dataset, batch: int) -> list[dict[str, Any]]:
 def _layers(trainer: Trains, sample: Dataset, rows: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Return layers and spans of the first rank, while all ranks do the same."""
     recipe, module = trainer._recipe, trainer.module
-    access, spec = sample.access, recipe.spec(sample, module)
+    access, spec = sample.access, recipe.spec(sample.plan, module, sample.transform, sample.collate)
     with shipped(access, sample.store(), spec) as ship, described(access, "sparkdl: profile layers"):
         task = partial(profile_first_rows, ship.fit, rows)
         frames = access.stage(ship.store.tokens, task, ship.sent.broadcasts, profile=ship.profile)

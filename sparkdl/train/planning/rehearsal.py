@@ -17,7 +17,6 @@ from typing import Any, Protocol
 from sparkdl.allreduce.choose import Wanted
 from sparkdl.data.columns import ColumnLike, Columns
 from sparkdl.data.dataset import Dataset
-from sparkdl.data.shares import first_rows
 from sparkdl.exceptions import ConfigError, TaskError
 from sparkdl.train.history import History
 from sparkdl.train.hooks.base import Hook
@@ -154,7 +153,7 @@ class Stage:
     def sample(self, rows: int, ranks: int) -> Iterator[Dataset]:
         """Make a Dataset of the first rows for as long as the block runs."""
         self.tell(f"building a sample of {rows} rows in {ranks} partition{'s' * (ranks > 1)}")
-        with first_rows(self.data, rows, ranks) as sample:
+        with self.data.sample(rows, ranks) as sample:
             tokens = sample.store().partitions
             self._row_bytes = sum(token.nbytes for token in tokens) / sum(token.rows for token in tokens)
             yield sample
