@@ -31,7 +31,10 @@ _OF_ALL_TOKENS = {
 }
 """Options that look at all tokens of a row, also those that only fill it up; and what changes nothing."""
 
-_WITHOUT_MASK = ("xlnet", "rwkv")  # kinds of models that pass over no padding when they generate
+# kinds of models that do not pass over padding when they generate
+_WITHOUT_MASK = ("xlnet", "rwkv", "recurrent_gemma", "minimax")
+# kinds whose state lies in the module: beams mix it up, and a text of one token goes on from the one before
+_WITHOUT_CACHE = ("recurrent_gemma",)
 _SHORTEST = 16  # copying keys and values of fewer tokens of a prefix gains nothing
 
 
@@ -134,6 +137,8 @@ class Generator(nn.Module):
         model: Any = self.model
         mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
         options = {"do_sample": False, "pad_token_id": self._padding(), **self.options}
+        if model.config.model_type in _WITHOUT_CACHE:
+            options["use_cache"] = False
         if model.config.is_encoder_decoder:
             columns = _from_the_left(mask)
             input_ids, mask = input_ids.gather(1, columns), mask.gather(1, columns)
@@ -157,7 +162,8 @@ class Generator(nn.Module):
     ) -> Tensor:
         """Return the new tokens of some texts, filled up."""
         model, beams, options = self.model, self._setting("num_beams", 1), dict(options)
-        if beams == 1 and not model.config.is_encoder_decoder:  # type: ignore[union-attr]
+        shares = beams == 1 and options.get("use_cache", True)
+        if shares and not model.config.is_encoder_decoder:  # type: ignore[union-attr]
             options["past_key_values"] = shared_prefix(model, input_ids, mask)
         if seeds is None:
             return self._filled(self._generated(input_ids, mask, **options), options["pad_token_id"])

@@ -84,6 +84,47 @@ def xlnet() -> Any:
     )
 
 
+def recurrent_gemma() -> Any:
+    """Return a small model whose state lies in its modules; the token of its padding has an embedding."""
+    made = other("RecurrentGemma", **SMALL, num_key_value_heads=1, lru_width=16, attention_window_size=8)
+    return embedded(made)
+
+
+def minimax() -> Any:
+    """Return a small model whose linear attention forgets the padding once a text goes on."""
+    kinds = ["linear_attention", "full_attention"]
+    return embedded(other("MiniMax", **SMALL, num_key_value_heads=2, num_local_experts=2, layer_types=kinds))
+
+
+def embedded(model: Any) -> Any:
+    """Let weights be large, and padding count where a model does not pass over it."""
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.mul_(10 if weight.ndim > 1 else 1)
+        model.get_input_embeddings().weight[0].normal_()
+    return model
+
+
+@pytest.mark.parametrize("make", [recurrent_gemma, minimax])
+def test_texts_of_models_that_do_not_pass_over_padding(make: Any) -> None:
+    """Expected is what the model says of all tokens at once, without what it remembers."""
+    module = Generator(make().eval(), max_new_tokens=8, options={"eos_token_id": -1})
+    draw = torch.Generator().manual_seed(2)
+    texts = [torch.randint(4, 60, (n,), generator=draw) for n in (6, 9, 2)]
+    ids = nn.utils.rnn.pad_sequence(texts, True)
+    with torch.no_grad():
+        found = module(ids, (ids != 0).long())
+        for row, text in zip(found, texts, strict=True):
+            whole = text
+            for _ in range(8):
+                logits = module.model(input_ids=whole[None], use_cache=False).logits[0, -1]
+                whole = torch.cat([whole, logits.argmax(keepdim=True)])
+            assert row.tolist() == whole[len(text) :].tolist()
+        one = module(texts[0][:1][None])
+        module(texts[1][None])
+        assert torch.equal(module(texts[0][:1][None]), one)
+
+
 @pytest.mark.parametrize("make", [llama, lambda: lora(llama()), xlnet])
 def test_padded_texts_continue_as_they_do_alone(make: Any) -> None:
     module = Generator(make().eval(), max_new_tokens=6)
