@@ -220,6 +220,10 @@ def test_labels_without_names_are_numbers_and_a_single_logit_has_two_classes() -
     np.testing.assert_allclose(predict.predict_proba(logits)[:, 1], expected, rtol=1e-6)
     assert predict.predict_label(logits).tolist() == [0, 1]
     assert predict.predict_label(logits[:0]).shape == (0,)
+    lost = np.array([[np.nan], [3.0]], np.float32)
+    assert np.array_equal(predict.predict_label(lost), [np.nan, 1.0], equal_nan=True)
+    named = Predictor(nn.Identity(), labels=["no", "yes"])
+    assert named.predict_label(lost).tolist() == [None, "yes"]
     with pytest.raises(
         ConfigError, match="predict_label: Pair gives other outputs .* predict\\(\\) gives outputs"
     ):

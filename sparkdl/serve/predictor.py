@@ -232,13 +232,17 @@ class Predictor:
         """Return the label of each row, or its class's number where labels have no names.
 
         It is ``predictedLabel``, or else ``prediction``, of ``transform`` and of the server; arguments and
-        errors as of :meth:`predict_proba`.
+        errors as of :meth:`predict_proba`. A row whose outputs are NaN has ``None``; without names, rows have
+        floats then, and it has NaN.
         """
         now = copy(self)  # another thread may refresh this one
         logits = now._logits("predict_label", now.predict(*args, **kwargs))
         chosen = now._thresholds
         decided = decide(raw_of(logits) if chosen is None else probability_of(logits), chosen)
-        return np.array(now.labels, object)[decided] if now.labels else decided
+        unknown = np.isnan(decided)
+        if now.labels:
+            return np.array([*now.labels, None], object)[np.where(unknown, -1, decided).astype(np.int64)]
+        return decided if unknown.any() else decided.astype(np.int64)
 
     def _logits(self, method: str, output: Any) -> Array:
         """Return a classifier's logits, shape (rows, logits)."""

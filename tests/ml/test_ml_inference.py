@@ -333,12 +333,21 @@ def test_class_outputs_of_logits():
         ([0.6, 0.3, 0.1], (0.9, 0.2, 0.9), 1),
         ([0.6, 0.3, 0.1], (0.5, 0.5, 0.0), 2),
         ([0.6, 0.4, 0.0], (0.5, 0.5, 0.0), 0),
-        ([float("nan")] * 3, None, 0),
-        ([float("nan"), 0.1, 0.2], (1.0, 1.0, 1.0), 2),
     ],
 )
 def test_thresholds_as_in_spark(probability, thresholds, expected):
     assert decide(np.array([probability]), thresholds).tolist() == [expected]
+
+
+@pytest.mark.parametrize("thresholds", [None, (0.5, 0.2)])
+def test_a_row_with_a_logit_of_nan_has_no_class(thresholds):
+    logits = np.array([[0.0, 3.0], [np.nan, np.nan], [3.0, 0.0], [1.0, np.nan]])
+    options = {"column": "c", "thresholds": thresholds, "labels": ("no", "yes")}
+    found = OutputColumn(kind="class", **options).to_arrow(logits)
+    assert np.array_equal(found.to_numpy(), [1.0, np.nan, 0.0, np.nan], equal_nan=True)
+    assert OutputColumn(kind="label", **options).to_arrow(logits).to_pylist() == ["yes", None, "no", None]
+    masked = OutputColumn(kind="label", **options).to_arrow(logits, np.array([True, False, False, False]))
+    assert masked.to_pylist() == [None, None, "no", None]
 
 
 def test_values_of_an_inference_are_checked():

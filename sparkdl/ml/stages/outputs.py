@@ -35,8 +35,9 @@ class OutputColumn:
     # double has not all bits; ``floats``, ``doubles`` or ``longs`` for an array; ``vector`` for an ML vector
     # of all values of a row; and of a classifier's logits ``raw`` for a vector with one per class,
     # ``probability`` for a vector of their softmax, and ``class`` for a double, the class with the highest
-    # probability, and ``label`` for its name, a string. A single logit z counts as the logits -z and z, with
-    # the sigmoid as the second class's probability. Two have their mean subtracted in ``raw``.
+    # probability, and ``label`` for its name, a string; of logits with NaN they are NaN and null. A single
+    # logit z counts as the logits -z and z, with the sigmoid as the second class's probability. Two have
+    # their mean subtracted in ``raw``.
     kind: Kind
     key: int | str | None = None  # position or key in the module's output, ``None`` if it is one tensor
     dims: int = 1  # of an array how deeply it is nested; with 1, rows of any shape become flat arrays
@@ -103,9 +104,13 @@ class OutputColumn:
             # Without thresholds the class is that of the highest logit.
             scores = raw_of(logits) if self.thresholds is None else probability_of(logits)
             decided = decide(scores, self.thresholds)
-            if self.kind == "label":
-                return pa.array(self.labels, pa.string()).take(pa.array(decided, mask=mask))
-            return pa.array(decided.astype(np.float64), mask=mask)
+            if self.kind == "class":
+                return pa.array(decided, mask=mask)
+            none = np.isnan(decided)
+            numbers = np.where(none, 0, decided).astype(np.int64)
+            return pa.array(self.labels, pa.string()).take(
+                pa.array(numbers, mask=none if mask is None else none | mask)
+            )
         values = raw_prediction_of(logits) if self.kind == "raw" else probability_of(logits)
         return _vectors(values, mask) if vectors else lists(values, mask)
 
@@ -164,17 +169,19 @@ def probability_of(logits: Array) -> Array:
 
 
 def decide(scores: Array, thresholds: Sequence[float] | None) -> Array:
-    """Return the class with the largest score, or score / threshold, along the last dimension.
+    """Return the class with the largest score, or score / threshold, along the last dimension, as a double.
 
-    As Spark does: of equal ones the first, a threshold of 0 wins over all others unless the class has
-    probability 0, and NaN wins over none. Raises ConfigError if the thresholds do not fit the classes.
+    As Spark does: of equal ones the first, and a threshold of 0 wins over all others unless the class has
+    probability 0. But a row with a score of NaN has class NaN, where Spark takes one. Raises ConfigError if
+    the thresholds do not fit the classes.
     """
+    unknown = np.isnan(scores).any(-1)
     if thresholds is not None:
         check_thresholds(thresholds, scores.shape[-1])
         with np.errstate(divide="ignore", invalid="ignore"):
             scores = scores / np.asarray(thresholds)
-    result: Array = np.argmax(np.where(np.isnan(scores), -np.inf, scores), -1)
-    return result
+    best = np.argmax(np.where(np.isnan(scores), -np.inf, scores), -1)
+    return np.where(unknown, np.nan, best)
 
 
 def check_thresholds(thresholds: Sequence[float], classes: int) -> None:
