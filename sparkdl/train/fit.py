@@ -69,6 +69,7 @@ class Fit:
             if point is not None:
                 point = point.on_new_rows(sum(epochs.store.rows)) if rows == "new" else point
                 point.check(recipe.setting(epochs.store.partitions, data.plan))
+                point.check_rows(recipe.begun_rows())
             run = self._seen_by_hooks(
                 recipe, epochs, f"{monitor.set}/{monitor.score}" if monitor is not None else ""
             )

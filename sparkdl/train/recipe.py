@@ -11,12 +11,14 @@ from functools import partial
 from itertools import zip_longest
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
 from sparkdl.allreduce.choose import Wanted
 from sparkdl.allreduce.shard_states import Snapshot
 from sparkdl.allreduce.update.shard import reductions
+from sparkdl.allreduce.update.table import beginning
 from sparkdl.compute.local_steps import InnerRule
 from sparkdl.compute.spec import FitSpec
 from sparkdl.data.collate import Collate
@@ -222,6 +224,13 @@ class Recipe:
         setting["columns"] = {column.key: column.source for column in plan.columns}
         setting |= checksums(tokens)
         return setting | {name: value for name, value in added.items() if value is not None}
+
+    def begun_rows(self) -> dict[str, Collection[str]]:
+        """Return the names of the optimizer's state of each row, by embedding variable that is trained."""
+        one = np.zeros((1, 1), self.layout.dtype)
+        groups = {param.name: param.group for param in self.layout.params}
+        names = {name: f"{name}.weight" if name else "weight" for name in self.keyed}
+        return {n: set(beginning(self.rule, groups[w])(one)) for n, w in names.items() if w in groups}
 
     def write_back(self, snapshot: Snapshot) -> nn.Module:
         """Return a copy of the module with the given weights."""

@@ -19,10 +19,12 @@ from support.reference import Partition, threads
 from torch import Tensor, nn
 
 from sparkdl import Dataset, Trainer
+from sparkdl.allreduce.update import table
 from sparkdl.exceptions import ConfigError, ModelError
 from sparkdl.keyed.mix import initial_rows
 from sparkdl.nn import CountingBloom, EmbeddingVariable
 from sparkdl.optim import AdagradDecay, ClipByNorm, Ftrl
+from sparkdl.optim.shard import lazy_rows
 from sparkdl.train import EMA, Checkpoint, EarlyStopping, EveryIterations, MaxIteration, load_weights
 
 USERS, ITEMS, FAR = 60, 40, 0x5DEECE66D123
@@ -227,6 +229,21 @@ def test_a_run_resumes_with_the_same_bits(data: Dataset, tmp_path: Path) -> None
     assert rows_of(copy) == rows_of(whole.module)
     with pytest.raises(ConfigError, match="min_count"):
         trainer(keyed(), hooks=[Checkpoint(tmp_path)]).fit(data, resume=True)
+
+
+@pytest.mark.parametrize("kind", [AdagradDecay, Ftrl])
+def test_rows_with_the_state_of_an_earlier_release_are_refused(
+    data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Any
+) -> None:
+    options: dict[str, Any] = {"optimizer": {"head*": ADAM, "*": partial(kind, lr=0.1)}}
+    hooks = [Checkpoint(tmp_path, every=EveryIterations(5))]
+    trainer(keyed(), hooks=hooks, end_when=MaxIteration(5), **options).fit(data)
+    now = lazy_rows.fresh_state
+    more = lambda *given: {**now(*given), "later": np.zeros_like(given[-1])}  # noqa: E731
+    monkeypatch.setattr(table, "fresh_state", more)
+    had = "accumulator, rest" if kind is Ftrl else "decays, sum"
+    with pytest.raises(ConfigError, match=rf"'users' have {had} .* later.* now: an earlier .*load_weights\("):
+        trainer(keyed(), hooks=hooks, **options).fit(data, resume=True)
 
 
 def test_counters_resume_with_the_same_bits(data: Dataset, tmp_path: Path) -> None:

@@ -8,13 +8,14 @@ to the same ones bit for bit, or cut anew if there is another number of them.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from math import prod
 from typing import Any
 
 import numpy as np
 
+from sparkdl.allreduce.messages import OwnedRows
 from sparkdl.allreduce.shard_states import (
     ShardStates,
     Snapshot,
@@ -24,6 +25,7 @@ from sparkdl.allreduce.shard_states import (
     unpacked,
 )
 from sparkdl.exceptions import ConfigError
+from sparkdl.keyed.entries import ROW
 from sparkdl.saved.identity import Identity
 from sparkdl.train.checkpoint.mark import Base
 from sparkdl.train.checkpoint.setting import (
@@ -226,6 +228,21 @@ class ResumePoint:
         check_state(state_names(self.states), setting, exactly="optimizer" not in self.setting)
         if self.state.step:
             check_inside_epoch(self.setting, setting, since=self.first)
+
+    def check_rows(self, begun: Mapping[str, Collection[str]]) -> None:
+        """Check that rows of embedding variables have the state of their optimizer, whose names are given."""
+        rows = [message for message in unpacked(self.states) if message.meta["kind"] == OwnedRows.kind]
+        tables = [own for message in rows for own in OwnedRows.read(message, False).tables.items()]
+        for name, entries in tables:
+            then, now = entries.columns.keys() - {ROW}, set(begun.get(name, ()))
+            if then and now - then:
+                raise ConfigError(
+                    f"resume: rows of the embedding variable {name!r} have {', '.join(sorted(then))} of their "
+                    f"optimizer in the checkpoint, and {', '.join(sorted(now))} now: an earlier release, or "
+                    "another optimizer, has written it. Begin a run of its own with the weights and rows: "
+                    "load_weights(path, module), then fit without resume=",
+                    code="config-resume",
+                )
 
     def states_for(self, layout: ParamLayout, count: int) -> ShardStates:
         """Return what stays with each of ``count`` shards; cut anew if there were others."""
