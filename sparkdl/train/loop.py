@@ -75,6 +75,7 @@ class Loop:
             self._demand = Demand(rules, access.ask_for_executors, run.layout.nbytes, kind)
         self._deadlines = Deadlines(config.drop_stragglers) if config.drop_stragglers else None
         self._resumed: ResumePoint | None = None
+        self._own_frozen = run.frozen  # by the module itself
         self._schedule = schedule
         self._validator = validator
         self._hooks = HookCalls(hooks, run)
@@ -171,6 +172,7 @@ class Loop:
             batch_size=run.batch_size,
             learning_rate_scale=run.learning_rate_scale,
             frozen=run.frozen,
+            own_frozen=self._own_frozen,
             unfinished=None if self._finished else run.previous,
             first=begun.step,
             slot=begun.slot,
@@ -183,7 +185,7 @@ class Loop:
         self._mark = perf_counter()
         self._call("on_train_begin")
         if self._resumed is not None:
-            run.frozen = self._resumed.frozen
+            run.frozen = self._resumed.frozen_now(self._own_frozen)
             self._hooks.load_state_dicts(self._resumed.hooks)
         self._begun = True
         if not self._finished:

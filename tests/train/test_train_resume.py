@@ -213,6 +213,37 @@ def test_what_a_freeze_of_the_run_before_held_is_trained(
     assert changed == {"0", "2"}
 
 
+@pytest.mark.parametrize("trained", [True, False])
+def test_a_module_that_is_unfrozen_or_frozen_by_hand_goes_on_so(
+    data: Dataset, tmp_path: Path, trained: bool
+) -> None:
+    later, seen = Unfreeze("0.*", at_epoch=3), Frozen()
+    before, after = mlp(), mlp()
+    (after if trained else before)[0].requires_grad_(True)  # type: ignore[operator, index]
+    (before if trained else after)[0].requires_grad_(False)  # type: ignore[operator, index]
+    every = Checkpoint(str(tmp_path), every=EveryIterations(4))
+    trainer("", 4, before, hooks=[later, every]).fit(data)
+    hooks = [seen] if trained else [later, seen]
+    trainer("", 16, after, hooks=[*hooks, Checkpoint(str(tmp_path))]).fit(data, resume=True)
+    assert seen.by_epoch == {1: set() if trained else {"0"}, 2: set() if trained else {"0"}, 3: set()}
+
+
+def test_hooks_that_unfreeze_are_known_by_their_arguments(data: Dataset, tmp_path: Path) -> None:
+    def module() -> Any:
+        found: Any = mlp()
+        found[0].requires_grad_(False)
+        return found
+
+    one, two, seen = Unfreeze("0.weight", at_epoch=1), Unfreeze("0.bias", at_epoch=2), Frozen()
+    every = Checkpoint(str(tmp_path), every=EveryIterations(8))
+    trainer("", 8, module(), hooks=[one, two, every]).fit(data)
+    after = module()
+    after[0].weight.requires_grad_(True)
+    hooks = [Unfreeze("0.bias", at_epoch=2), Checkpoint(str(tmp_path)), seen]
+    trainer("", 12, after, hooks=hooks).fit(data, resume=True)
+    assert seen.by_epoch == {2: set()}
+
+
 def _same(trained: torch.Tensor, name: str) -> bool:
     return torch.equal(trained, mlp().state_dict()[name])
 

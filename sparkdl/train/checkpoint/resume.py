@@ -63,6 +63,8 @@ class ResumePoint:
     batch_size: int  # rows of one iteration now
     learning_rate_scale: float = 1.0  # factor of the learning rate
     frozen: frozenset[str] = frozenset()  # names of the parameters that are frozen
+    # those that the module itself had frozen, for an Unfreeze; ``None`` if an earlier release wrote it
+    own_frozen: frozenset[str] | None = None
     # by what, the name of a class; empty without an average, or if an earlier release wrote it
     averaging: str = ""
     # the score that ``state`` knows, "set/metric"; empty without one, or if an earlier release wrote it
@@ -107,6 +109,7 @@ class ResumePoint:
             "batch_size": self.batch_size,
             "learning_rate_scale": self.learning_rate_scale,
             "frozen": sorted(self.frozen),
+            "own_frozen": None if self.own_frozen is None else sorted(self.own_frozen),
             "first": self.first,
             "slot": self.slot,
             "hooks": hooks,
@@ -151,6 +154,7 @@ class ResumePoint:
             batch_size=_count(meta["batch_size"]),
             learning_rate_scale=float(meta["learning_rate_scale"]),
             frozen=frozenset(map(str, meta["frozen"])),
+            own_frozen=None if (own := meta.get("own_frozen")) is None else frozenset(map(str, own)),
             first=_count(meta["first"]),
             slot=_count(meta.get("slot", 0)),  # earlier releases write none
             hooks={k: {**values, **under(f"hook.{k}.", arrays)} for k, values in meta["hooks"].items()},
@@ -237,12 +241,18 @@ class ResumePoint:
             then, now = entries.columns.keys() - {ROW}, set(begun.get(name, ()))
             if then and now - then:
                 raise ConfigError(
-                    f"resume: rows of the embedding variable {name!r} have {', '.join(sorted(then))} of their "
-                    f"optimizer in the checkpoint, and {', '.join(sorted(now))} now: an earlier release, or "
+                    f"resume: rows of the embedding variable {name!r} have {', '.join(sorted(then))} of "
+                    f"their optimizer in the checkpoint, and {', '.join(sorted(now))} now: an earlier release, or "
                     "another optimizer, has written it. Begin a run of its own with the weights and rows: "
                     "load_weights(path, module), then fit without resume=",
                     code="config-resume",
                 )
+
+    def frozen_now(self, own: frozenset[str]) -> frozenset[str]:
+        """Return what is frozen where a run goes on, of whose module ``own`` have no gradient by itself."""
+        if self.own_frozen is None:
+            return self.frozen
+        return (self.frozen - (self.own_frozen - own)) | (own - self.own_frozen)
 
     def states_for(self, layout: ParamLayout, count: int) -> ShardStates:
         """Return what stays with each of ``count`` shards; cut anew if there were others."""

@@ -187,6 +187,9 @@ class Unfreeze(Hook):
             run.unfreeze(self.pattern)
             self._done = True
 
+    def __repr__(self) -> str:
+        return f"Unfreeze({self.pattern!r}, {self.at_epoch})"
+
     def state_dict(self) -> dict[str, Any]:
         """Return whether it has unfrozen."""
         return {"done": self._done}

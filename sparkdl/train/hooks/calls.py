@@ -9,7 +9,7 @@ from typing import Any
 from sparkdl.exceptions import ConfigError
 from sparkdl.train.checkpoint.resume import frozen_by
 from sparkdl.train.hooks.base import Hook
-from sparkdl.train.hooks.callbacks import Freeze
+from sparkdl.train.hooks.callbacks import Freeze, Unfreeze
 from sparkdl.train.leaving import note
 from sparkdl.train.run import Run
 from sparkdl.train.state import TrainState
@@ -84,9 +84,9 @@ class HookCalls:
                 run.frozen |= hook.own
 
     def _by_name(self) -> dict[str, Hook]:
-        """Name hooks by their class and a number, ``EarlyStopping.0``; a Freeze by its arguments, too."""
+        """Name hooks by their class and a number, ``EarlyStopping.0``; of parameters by arguments, too."""
         named: dict[str, Hook] = {}
         for hook in self._hooks:
-            kind = repr(hook) if isinstance(hook, Freeze) else type(hook).__name__
+            kind = repr(hook) if isinstance(hook, Freeze | Unfreeze) else type(hook).__name__
             named[f"{kind}.{sum(name.rpartition('.')[0] == kind for name in named)}"] = hook
         return named
