@@ -158,6 +158,47 @@ def test_a_buffer_that_counts_rows_is_told_of(spark: Any) -> None:
         fit(spark, Standardized(of_rows=True), [32, 16])
 
 
+class Adds(nn.Module):
+    """Has a buffer of floats that each batch changes."""
+
+    def __init__(self, change: Any) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer, self.change = nn.Linear(4, 1), change
+        self.register_buffer("seen", torch.full((4,), 2.0))
+
+    def forward(self, x: Any) -> Any:
+        self.seen += self.change(x.detach(), self.seen)
+        return self.layer(x)
+
+
+ADDED: dict[str, Any] = {
+    "rows": lambda x, _: float(len(x)),
+    "sums": lambda x, _: x.sum(0),
+    "sums that fade": lambda x, seen: 0.1 * ((x > 0).float().sum(0) - seen),
+}
+RIGHT: dict[str, Any] = {
+    "batches": lambda x, _: 1.0,
+    "means": lambda x, seen: 0.1 * (x.mean(0) - seen),
+    "variances": lambda x, seen: 0.1 * (x.var(0) - seen),
+    "largest": lambda x, seen: torch.maximum(seen, x.amax(0)) - seen,
+}
+
+
+@pytest.mark.parametrize("change", ADDED.values(), ids=ADDED)
+def test_a_buffer_of_floats_that_adds_up_rows_is_told_of(spark: Any, change: Any) -> None:
+    """In torch it has the sum over all rows, and with two partitions the mean of both sums."""
+    with pytest.warns(SparkdlWarning, match=r"forward adds up the rows of a batch in buffer 'seen'"):
+        found = fit(spark, Adds(change), [32, 16]).module
+    expected, _ = in_torch(Adds(change), [32, 16])
+    assert not torch.allclose(found.seen, expected.seen, rtol=0.1)
+
+
+@pytest.mark.parametrize("change", RIGHT.values(), ids=RIGHT)
+def test_other_buffers_of_floats_are_not(spark: Any, change: Any) -> None:
+    fit(spark, Adds(change), [32, 16])
+
+
 class Remembers(nn.Module):
     """Has state that begins as a buffer of a type or size that it does not keep, or as none."""
 

@@ -242,9 +242,9 @@ class ResumePoint:
             if then and now - then:
                 raise ConfigError(
                     f"resume: rows of the embedding variable {name!r} have {', '.join(sorted(then))} of "
-                    f"their optimizer in the checkpoint, and {', '.join(sorted(now))} now: an earlier release, or "
-                    "another optimizer, has written it. Begin a run of its own with the weights and rows: "
-                    "load_weights(path, module), then fit without resume=",
+                    f"their optimizer in the checkpoint, and {', '.join(sorted(now))} now: an earlier "
+                    "release, or another optimizer, has written it. Begin a run of its own with the weights "
+                    "and rows: load_weights(path, module), then fit without resume=",
                     code="config-resume",
                 )
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
+from torch.nn.modules.batchnorm import _NormBase
 
 from sparkdl.compute.dependence import check_attributes
 from sparkdl.compute.forward_backward import make_batch
@@ -32,6 +33,7 @@ from sparkdl.nn.trace import describe
 from sparkdl.train.passes.sweep import BatchReader
 from sparkdl.wire.frame import Array
 
+_OF_NORMS = ("num_batches_tracked", "running_mean", "running_var")
 _TRIED_ROWS = 6  # rows with which a loss is tried, whole and in parts
 
 
@@ -73,12 +75,13 @@ def dry_run(spec: FitSpec, data: Dataset) -> DryRunResult:
         numerics = replace(local.numerics, compile=False)
         replica = make_replica(to_train(local.module), local.layout, numerics)
         watch = ChangeWatch(replica, [*parts_of(local.objective).values()], trained=True)
+        before = replica.buffers(), replica.counters()
         try:
             forward_backward(replica, batch, local.objective, None)
         except ModelError as error:
             culprit = "" if error.input is None else f"column {data.plan.columns[error.input].source!r}, "
             raise ModelError(f"{culprit}row 0 of the Dataset ({found}): {error}") from error.__cause__
-        replica.buffers(), replica.counters()  # which refuses those of another type now
+        written_buffers = _written(replica, before)  # which refuses those of another type now
         refuse_untrained(watch.untrained())
         written, moving = watch.tensors()
         refuse_trained(written)
@@ -90,16 +93,24 @@ def dry_run(spec: FitSpec, data: Dataset) -> DryRunResult:
         reader = BatchReader(local.features, local.label, local.weighted, local.transform, local.collate)
         check_shapes(local, replica, reader.batch(some_rows(data.peek())))
         partitions = data.num_partitions or data.access.executors().count
-        told = _tell_coupled(local, replica, partitions, lambda: reader.batch(data.first_rows(_TRIED_ROWS)))
+        told = _tell_coupled(local, replica, partitions, written_buffers, data.first_rows, reader)
     if told:
         warnings.warn(SparkdlWarning(told, code="model-output"), stacklevel=4)
     return DryRunResult(shipped, frozenset(moving))
 
 
 def _tell_coupled(
-    spec: FitSpec, replica: FlatModule, partitions: int | str, tried: Callable[[], Batch]
+    spec: FitSpec,
+    replica: FlatModule,
+    partitions: int | str,
+    written: Collection[str],
+    first_rows: Callable[[int], dict[str, Array]],
+    reader: BatchReader,
 ) -> str:
-    """Return a warning if a gradient is not that of the whole batch, whose rows are not together."""
+    """Return a warning if a gradient is not that of the whole batch, whose rows are not together.
+
+    ``written`` are the buffers that forward changes, without those of norm layers.
+    """
     if partitions == 1 and spec.micro_batch_size is None:
         return ""
     by_count = [n for n, m in replica.module.named_modules() if getattr(m, "scale_grad_by_freq", False)]
@@ -116,18 +127,14 @@ def _tell_coupled(
             "micro-batches normalise by their own rows, and statistics are averaged. Take GroupNorm or "
             "LayerNorm, or train with one partition (num_partitions=1) and no micro_batch_size"
         )
-    known, counts = is_known(spec.objective), partitions != 1 and _counts_more_than_batches(replica)
-    if known and not counts:
-        return ""
-    batch = tried()
-    if counts and batch.rows == _TRIED_ROWS and (name := _counting_rows(spec, replica, batch)):
-        return (
-            f"forward counts the rows of a batch in buffer {name!r}: each partition counts those of its own, "
-            "and the largest of their counts goes on. Count batches, or train with one partition "
-            "(num_partitions=1)"
-        )
+    known = is_known(spec.objective)
+    if partitions != 1 and written:
+        rows = first_rows(_TRIED_ROWS // 2)
+        if warning := _tell_counting(spec, replica, rows, reader, written):
+            return warning
     if known:
         return ""
+    batch = reader.batch(first_rows(_TRIED_ROWS))
     with replica.computing():
         found = differs(spec.objective, replica.module, replica.prepare(batch))
     if found is None:
@@ -141,28 +148,63 @@ def _tell_coupled(
     )
 
 
-def _counts_more_than_batches(replica: FlatModule) -> bool:
-    """Return whether there are integer buffers besides those in which norm layers count batches."""
-    norms = [
-        name
-        for name, m in replica.module.named_modules()
-        if isinstance(m, torch.nn.modules.batchnorm._NormBase)
-    ]
-    batches = {f"{name}.num_batches_tracked".removeprefix(".") for name in norms}
-    return any(place.name not in batches for place in replica.layout.counters)
+def _written(replica: FlatModule, before: tuple[Array, Array]) -> set[str]:
+    """Return the names of buffers that are not as before, without those of norm layers, which are right."""
+    norms = [n for n, m in replica.module.named_modules() if isinstance(m, _NormBase)]
+    known = {f"{name}.{own}".removeprefix(".") for name in norms for own in _OF_NORMS}
+    layout, now = replica.layout, (replica.buffers(), replica.counters())
+    found = set()
+    for places, then, values in zip((layout.buffers, layout.counters), before, now, strict=True):
+        other = ~((then == values) | ((then != then) & (values != values)))
+        found |= {p.name for p in places if p.name not in known and other[p.offset : p.end].any()}
+    return found
 
 
-def _counting_rows(spec: FitSpec, replica: FlatModule, batch: Batch) -> str:
-    """Return the first integer buffer that forward changes otherwise for all rows than for half of them."""
+def _tell_counting(
+    spec: FitSpec, replica: FlatModule, some: dict[str, Array], reader: BatchReader, names: Collection[str]
+) -> str:
+    """Return a warning if a buffer grows with the rows of a batch: once, twice and four times the same ones.
+
+    A mean over rows, and a count of batches, are the same then.
+    """
+    rows = len(next(iter(some.values())))
+    batch = reader.batch({key: np.take(v, np.arange(4 * rows) % rows, axis=0) for key, v in some.items()})
+    if batch.rows != 4 * rows:  # a collate has left rows out, or made more of them
+        return ""
     before = replica.buffers(), replica.counters()
     found = []
-    for rows in (batch.rows, batch.rows // 2):
-        try_forward(replica, batch.narrow(0, rows), spec.objective, None)
-        found.append(replica.counters())
+    for times in (1, 2, 4):
+        try_forward(replica, batch.narrow(0, times * rows), spec.objective, None)
+        found.append((replica.buffers(), replica.counters()))
         replica.load_buffers(*before)
-    other = np.flatnonzero(found[0] != found[1])
-    places = (place.name for place in replica.layout.counters if len(other) and other[0] < place.end)
-    return next(places, "")
+    layout = replica.layout
+    one, two, four = (counters for _, counters in found)
+    for place in layout.counters:
+        if place.name in names and (one != two)[place.offset : place.end].any():
+            return (
+                f"forward counts the rows of a batch in buffer {place.name!r}: each partition counts those "
+                "of its own, and the largest of their counts goes on. Count batches, or train with one "
+                "partition (num_partitions=1)"
+            )
+    one, two, four = (buffers for buffers, _ in found)
+    for place in layout.buffers:
+        at = slice(place.offset, place.end)
+        if place.name in names and _grows(one[at], two[at], four[at]):
+            return (
+                f"forward adds up the rows of a batch in buffer {place.name!r}: each partition adds up those "
+                "of its own, and the mean of their sums goes on. Take means over the rows of a batch, or "
+                "train with one partition (num_partitions=1)"
+            )
+    return ""
+
+
+def _grows(one: Array, two: Array, four: Array) -> bool:
+    """Return whether values grow in proportion to the number of rows."""
+    step = two - one
+    largest = np.abs(step).max(initial=0.0)
+    if not np.isfinite(four).all() or largest <= 1e-6 * np.abs(four).max(initial=0.0):
+        return False
+    return bool(np.allclose(four - two, 2 * step, rtol=1e-2, atol=1e-2 * largest))
 
 
 def some_rows(peeked: dict[str, Array]) -> dict[str, Array]:
