@@ -127,7 +127,7 @@ class Asker:
                     shown.set_user_attr("sparkdl.error", trial.error)
                 known = math.isfinite(trial.last)
                 state = TrialState.COMPLETE if known else TrialState.FAIL
-                self._shown.tell(shown, self._sign * trial.last if known else None, state=state)
+                self._shown.tell(shown, self._sign * trial.reached if known else None, state=state)
 
     def _shown_trial(self, trial: Trial) -> Any:
         """Return the copy of a trial in the storage, made if a run before this one has not made it."""
@@ -155,7 +155,7 @@ def _as_known(asked: FrozenTrial, trial: Trial) -> FrozenTrial:
         return found
     found.datetime_complete = found.datetime_start
     if trial.status == "finished" and math.isfinite(trial.last):
-        found.state, found.values = TrialState.COMPLETE, [trial.last]
+        found.state, found.values = TrialState.COMPLETE, [trial.reached]
     elif found.intermediate_values and trial.status != "failed":
         found.state = TrialState.PRUNED
     else:

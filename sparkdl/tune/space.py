@@ -154,7 +154,8 @@ class Space:
             chosen = self._label(name, value)
             if not _holds(self.distributions[name], chosen):
                 raise ConfigError(f"first: {name}={value!r:.100} is not in {self.distributions[name]!r:.300}")
-            found[name] = chosen
+            kind = self.distributions[name]  # randint makes 8 of 8.0, as for values that are drawn
+            found[name] = kind.to_external_repr(kind.to_internal_repr(chosen))
         return found
 
     def grid(self) -> dict[str, list[Any]]:
@@ -215,6 +216,8 @@ def _pairs(values: list[Any]) -> list[tuple[Any, Any]]:
 
 
 def _holds(distribution: BaseDistribution, value: Any) -> bool:
+    if isinstance(value, str) and not isinstance(distribution, CategoricalDistribution):
+        return False
     try:
         return bool(distribution._contains(distribution.to_internal_repr(value)))
     except (TypeError, ValueError):

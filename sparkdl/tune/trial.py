@@ -39,6 +39,7 @@ class Trial:
         seconds: time in iterations, of all its epochs.
         state: number of the rung that has left its state; ``None`` before the first.
         error: what a failed trial has raised.
+        ends: the epochs at which its rungs have ended, of whose weights the best are the search's.
     """
 
     number: int
@@ -52,6 +53,7 @@ class Trial:
     seconds: float = 0.0
     state: int | None = None
     error: str = ""
+    ends: list[int] = field(default_factory=list)
 
     def __repr__(self) -> str:
         params = ", ".join(f"{name}={html.short(value, repr)}" for name, value in self.params.items())
@@ -74,6 +76,11 @@ class Trial:
         if self.status in _WITHOUT_VALUE or not self.values:
             return -math.inf
         return self.values[max(self.values)]
+
+    @property
+    def reached(self) -> float:
+        """The best value at the end of a rung, which is what the search has of it; else as :attr:`last`."""
+        return max((self.at(epoch) for epoch in self.ends), default=self.last)
 
     def at(self, epoch: int) -> float:
         """Return the value after an epoch; minus infinity if the trial did not get there."""

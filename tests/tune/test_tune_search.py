@@ -526,6 +526,47 @@ def test_a_storage_has_a_loss_as_the_metric_has_it() -> None:
     assert study.best_value == 0.25
 
 
+def test_samplers_learn_the_value_that_a_search_has_of_a_trial() -> None:
+    """The best at the end of a rung: later ones may be worse, and the search goes back to that one."""
+
+    class Overfits(Curves):
+        def start(self, rung: Rung, state: Callable[[], bytes] | None) -> Callable[[], Advanced]:
+            found = super().start(rung, state)()
+            reports = [{**r, "score": 1.0 + rung.trial - abs(r["epoch"] - 2)} for r in found.reports]
+            return lambda: Advanced(reports, "", found.state, 1.0)
+
+    told: list[list[float]] = []
+
+    class Asks(optuna.samplers.RandomSampler):
+        def sample_relative(self, study: Any, trial: Any, space: Any) -> dict[str, Any]:
+            done = study.get_trials(deepcopy=False, states=[optuna.trial.TrialState.COMPLETE])
+            told.append([found.value for found in done])
+            return super().sample_relative(study, trial, space)
+
+    storage = optuna.storages.InMemoryStorage()
+    options: dict[str, Any] = {"runner": Overfits(), "trials": 3, "max_epochs": 4, "concurrent": 1}
+    made = search(FIFO(rung=1), sampler=Asks(), storage=storage, **options)
+    assert made.best is not None
+    assert (made.best.trial, made.best.epoch, made.best.value) == (2, 2, 3.0)
+    assert told == [[], [1.0], [1.0, 2.0]]
+    study = optuna.load_study(study_name="made up", storage=storage)
+    assert study.best_value == 3.0
+    assert [trial.value for trial in study.trials] == [1.0, 2.0, 3.0]
+    assert [trial.last for trial in made.trials] == [-1.0, 0.0, 1.0]
+
+
+def test_params_to_try_first_have_the_types_of_those_that_are_drawn() -> None:
+    space = Space({"n": randint(1, 16), "x": uniform(0, 1), "c": choice([16, 32])})
+    first = space.named({"n": 8.0, "x": 1, "c": 16.0})
+    assert {name: type(value) for name, value in first.items()} == {"n": int, "x": float, "c": int}
+    asked = Asker(space, sampler_of("random", space, 0), None, "n", first=[first]).ask([])
+    assert asked == {"n": 8, "x": 1.0, "c": 16}
+    assert type(asked["n"]) is int
+    for wrong in ({"n": 8.5}, {"x": "0.5"}):
+        with pytest.raises(ConfigError, match="is not in"):
+            space.named(wrong)
+
+
 def test_the_space_is_checked() -> None:
     assert Space({"x": [1, 2], "y": 3}).constants == {"y": 3}
     objects = Space({"hidden": [[16], [64, 64]]})

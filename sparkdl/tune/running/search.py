@@ -201,6 +201,7 @@ class Search:
 
     def _note_best(self, trial: Trial, rung: Rung) -> None:
         value = trial.last
+        trial.ends.append(max(trial.values, default=0))
         if math.isfinite(value) and (self.best is None or value > self.best.value):
             self.best = Best(trial.number, trial.epochs, value, dict(trial.params), rung.number)
 
