@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Any
 
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
+from pyspark.sql import types as T
 
 from sparkdl.data.columns import quoted
 from sparkdl.exceptions import ConfigError, DataError
+from sparkdl.ml.stages.rowwise import find_field
 from sparkdl.recsys.checks import check_columns, check_integer, check_no_nulls, missing
 
 _ACCURACY = 1_000_000
@@ -80,14 +83,20 @@ def split_by_time(
     check_columns(df, owner, time=time)
     if (at is None) == (share is None):
         raise ConfigError(f"{owner}: at={at!r}, share={share!r}: expected one of them")
+    if at is not None and at != at:
+        raise ConfigError(f"{owner}: at={at!r}: expected a value of column {time!r}, of which none is later")
+    kind = find_field(df, owner, time).dataType
+    # As numbers: on its way through Python a timestamp would lose which of two hours of one name it is in.
+    instants = isinstance(kind, T.TimestampType) and share is not None
     moment, (no_time, what) = quoted(time), missing(df, time)
+    number = F.unix_micros(moment) if instants else moment
     wanted = [F.count_if(no_time), F.count_if(~no_time), F.max(moment)]
     if share is None:
         nulls, rows, last = df.agg(*wanted).collect()[0]
     elif not 0 < share < 1:
         raise ConfigError(f"{owner}: share={share!r}: expected a number between 0 and 1")
     else:
-        about = F.percentile_approx(moment, share, _ACCURACY)
+        about = F.percentile_approx(number, share, _ACCURACY)
         nulls, rows, last, at = df.agg(*wanted, about).collect()[0]
     if not rows:
         raise DataError(f"{owner}: column {time!r} is {what} in all rows", code="data-empty")
@@ -98,15 +107,25 @@ def split_by_time(
             code="data-null",
         )
     if share is not None:
-        at = _nearest(df, time, at, share * rows)
+        at = _nearest(df, number, at, kind, share * rows)
         if at is None:
             raise DataError(f"{owner}: all rows have {time}={last}: no moment splits them", code="data-value")
-    return df.where(moment < F.lit(at)), df.where(moment >= F.lit(at))
+    border = F.timestamp_micros(F.lit(at)) if instants else _literal(at, kind)
+    return df.where(moment < border), df.where(moment >= border)
 
 
-def _nearest(df: DataFrame, time: str, at: Any, wanted: float) -> Any:
+def _literal(at: Any, kind: T.DataType) -> Column:
+    """Return a moment in SQL; PySpark's own takes a time without a zone for one of this machine's clock."""
+    if type(at) is datetime and at.tzinfo is None:
+        if isinstance(kind, T.TimestampNTZType):
+            return F.lit(at.isoformat(" ")).cast("timestamp_ntz")
+        at = at.astimezone(UTC)  # of two hours of one name that of its `fold`
+    return F.lit(at)
+
+
+def _nearest(df: DataFrame, moment: Column, at: Any, kind: T.DataType, wanted: float) -> Any:
     """Return the moment, this or the next, before which there are most nearly as many events as wanted."""
-    moment, border = quoted(time), F.lit(at)
+    border = _literal(at, kind)
     before, until, then = df.agg(
         F.count_if(moment < border),
         F.count_if(moment <= border),

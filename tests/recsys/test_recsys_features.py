@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from datetime import datetime
 from functools import partial
+from time import tzset
 from typing import Any
 
 import numpy as np
@@ -141,6 +143,35 @@ def test_events_of_one_moment_stay_together(spark: Any) -> None:
     assert [part.count() for part in split_by_time(even, share=0.5)] == [5, 5]
     with pytest.raises(DataError, match="all rows have time=1: no moment splits them"):
         split_by_time(df.where("time = 1"), share=0.5)
+
+
+@pytest.mark.parametrize("zoned", [True, False])
+def test_a_clock_that_is_changed_moves_no_split(
+    spark: Any, monkeypatch: pytest.MonkeyPatch, zoned: bool
+) -> None:
+    """In Berlin one hour of 27 October 2024 came twice, and one of 31 March never."""
+    monkeypatch.setenv("TZ", "Europe/Berlin")
+    tzset()
+    try:
+        if zoned:
+            moment = (F.lit(1729987200) + F.col("id") * 300).cast("timestamp")
+        else:
+            moment = F.expr("timestamp_ntz'2024-03-31 00:30:00' + make_dt_interval(0, 0, 0, id * 300)")
+        df = spark.range(40).select(moment.alias("time"))
+        sizes = [[part.count() for part in split_by_time(df, share=n / 40)] for n in (10, 18, 28)]
+        assert sizes == [[10, 30], [18, 22], [28, 12]]
+        at = datetime(2024, 10, 27, 2, 30) if zoned else datetime(2024, 3, 31, 2, 30)
+        counts = [split_by_time(df, at=moment)[0].count() for moment in (at, at.replace(fold=1))]
+        assert counts == ([6, 18] if zoned else [24, 24])
+    finally:
+        monkeypatch.undo()
+        tzset()
+
+
+def test_a_moment_that_is_no_number_splits_nothing(spark: Any) -> None:
+    df = spark.createDataFrame([(1.0,), (2.0,)], "time double")
+    with pytest.raises(ConfigError, match="at=nan: expected a value of column 'time'"):
+        split_by_time(df, at=float("nan"))
 
 
 @pytest.mark.parametrize("how", [{"share": 0.5}, {"at": 2}])
