@@ -145,7 +145,8 @@ class AutoForecast(Estimator[Any]):
         end = time.monotonic() + self.timeBudget
         begins = backtest.origins(self.windows, None, self.estimator.getHorizon())
         backtest.scored(self.estimator, [self.metric])  # one that is none is told now
-        chosen = {NAIVE: with_params(self.estimator, {"architecture": "naive"})}
+        reach = max(self.estimator.getInputLength(), self.estimator.getSeasonality())
+        chosen = {NAIVE: with_params(self.estimator, {"architecture": "naive", "inputLength": reach})}
         entries = [self._scored(dataset, begins, NAIVE, chosen[NAIVE])]
         if not math.isfinite(entries[0].value):  # nor has any other model a value
             raise DataError(

@@ -139,6 +139,15 @@ def test_the_best_one_is_fitted_to_the_steps_that_have_validated_too(
     assert auto.estimator.getValidationSteps() == 4
 
 
+def test_a_naive_forecast_looks_back_a_whole_season(without_work: list[TimeSeriesEstimator]) -> None:
+    AutoForecast(estimator(inputLength=3, seasonality=7), holtWinters=False)._fit(None)
+    assert (without_work[0].getArchitecture(), without_work[0].getInputLength()) == ("naive", 7)
+    assert without_work[0]._arguments()["season"] == 7
+    short = estimator(architecture="naive", inputLength=3, seasonality=7)
+    with pytest.raises(ConfigError, match="inputLength=3 does not reach back .* of 7 steps"):
+        short._arguments()
+
+
 def test_holt_winters_is_left_out_where_quantiles_are_compared(
     without_work: list[TimeSeriesEstimator], monkeypatch: pytest.MonkeyPatch
 ) -> None:

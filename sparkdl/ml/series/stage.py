@@ -319,5 +319,10 @@ class TimeSeriesEstimator(HasSeriesTraining, FitsModule, Estimator[TimeSeriesMod
             **widths,
         }
         if self.getArchitecture() == "naive":
-            arguments["season"] = min(self.getSeasonality(), layout.steps)
+            season = arguments["season"] = self.getSeasonality()
+            if season > layout.steps:
+                raise ConfigError(
+                    f"architecture='naive': inputLength={layout.steps} does not reach back to the value of a "
+                    f"season ago, of {season} steps: set it to at least as many, or another seasonality"
+                )
         return arguments
