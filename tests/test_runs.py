@@ -52,6 +52,13 @@ def test_it_lists(folder: Path, capsys: Any) -> None:
     assert " 4           2 " in digits
 
 
+def test_files_without_a_suffix_are_runs_if_they_begin_like_one(tmp_path: Path) -> None:
+    FakeRun(name="plain").train(JsonLines(tmp_path / "name"), iterations=3)
+    (tmp_path / "_SUCCESS").write_bytes(b"")
+    (tmp_path / "LICENSE").write_text("do as you like\n")
+    assert [(run.name, run.path, run.iterations) for run in runs(str(tmp_path))] == [("plain", "name", 3)]
+
+
 def test_it_says_the_same_in_json(folder: Path, capsys: Any) -> None:
     assert main(["runs", str(folder), "--json"]) == 0
     rows = {row["name"]: row for row in map(json.loads, capsys.readouterr().out.splitlines())}

@@ -28,7 +28,7 @@ class JsonLines(Hook):
     The lines are those of :meth:`History.to_jsonl <sparkdl.train.History.to_jsonl>`, between one of kind
     ``"begin"`` (name, time, iteration, settings, and ``attempt`` under ``sparkdl submit --retries``) and one
     of kind ``"end"`` (status, reason, time, best score); NaN is ``null``. ``sparkdl runs`` lists what such
-    files say.
+    files say, if they are called ``*.jsonl`` or ``*.ndjson``, or have no suffix.
 
     Whatever ends the process, the file holds whole lines. A run that is resumed appends, so the last line
     of an iteration counts.

@@ -32,6 +32,7 @@ examples:
 Lists what JsonLines and Checkpoint hooks have written under the folder.
 """
 _QUIET_SECONDS = 300.0
+_BEGINNING = b'{"kind": "begin"'
 
 
 def register(subparsers: Any) -> None:
@@ -96,7 +97,12 @@ def runs(path: str, *, courses: bool = False) -> Iterator[RunSummary]:
         if info["type"] == "file" or (local and Path(name).is_file())  # a link is neither for fsspec
     }
     checkpoints = _checkpoints(fs, files)
-    logs = [name for name in files if name.endswith((".jsonl", ".ndjson"))]
+    logs = [
+        name
+        for name in files
+        if name.endswith((".jsonl", ".ndjson"))
+        or ("." not in posixpath.basename(name) and _begins_a_run(fs, name))
+    ]
     homes = [posixpath.dirname(name) for name in logs]
     for name, home in zip(logs, homes, strict=True):
         try:
@@ -188,6 +194,15 @@ def _checkpoints(fs: Any, files: Iterable[str]) -> dict[str, dict[str, Any]]:
         except (OSError, ConfigError) as error:
             _pass_over(name, error)
     return found
+
+
+def _begins_a_run(fs: Any, name: str) -> bool:
+    """Return whether a file that may hold anything begins with a line of JsonLines."""
+    try:
+        with fs.open(name, "rb") as file:
+            return bool(file.read(len(_BEGINNING)) == _BEGINNING)
+    except OSError:
+        return False
 
 
 def _completed(run: RunSummary, state: Mapping[str, Any]) -> RunSummary:
