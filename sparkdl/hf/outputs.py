@@ -57,6 +57,22 @@ def takes_by_name(thing: object, names: Iterable[str]) -> bool:
     return set(names) <= inspect.signature(inner.forward).parameters.keys()
 
 
+def check_ends(module: nn.Module, inputs: Any) -> None:
+    """Check that no row ends with padding for a model whose head reads the last token of each, as XLNet's."""
+    kind = getattr(getattr(module, "sequence_summary", None), "summary_type", "")
+    if kind != "last" or not is_model(module) or not isinstance(inputs, Mapping):
+        return
+    mask = inputs.get("attention_mask")
+    if isinstance(mask, Tensor) and mask.dim() == 2 and bool((mask[:, -1:] == 0).any()):
+        name = type(module.get_base_model() if is_adapted(module) else module).__name__  # type: ignore[operator]
+        raise ModelError(
+            f"{name} reads the last token of each row, and rows end with padding: what it says would depend "
+            "on the rows beside them. Fill rows up on the left: HFTokenizer(padding='max_length', "
+            "paddingSide='left')",
+            code="model-input",
+        )
+
+
 def plain(output: Any) -> Any:
     """Return a module's output without Hugging Face's class around it; other outputs stay as they are.
 
@@ -90,6 +106,7 @@ def own_step(module: nn.Module, batch: BatchLike) -> Any:
             "loss=, such as torch.nn.CrossEntropyLoss(reduction='none')",
             code="model-output",
         )
+    check_ends(module, batch.inputs)
     result = with_loss(_call(module, batch.inputs, _labels(name, batch.label)))
     if not isinstance(result, Mapping) or "loss" not in result:
         given = "with the label" if batch.label is not None else "without a label column"

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sparkdl.hf.outputs import plain
+from sparkdl.hf.outputs import check_ends, plain
 from sparkdl.nn.vector_math import bind
 
 Inputs = Tensor | tuple[Tensor, ...] | Mapping[str, Tensor]
@@ -114,5 +114,6 @@ def call(module: nn.Module, inputs: Inputs) -> Any:
     if isinstance(inputs, Tensor):
         return plain(module(inputs))
     if isinstance(inputs, Mapping):
+        check_ends(module, inputs)
         return plain(module(**inputs))
     return plain(module(*inputs))

@@ -91,3 +91,27 @@ def test_columns_that_are_arguments() -> None:
     assert takes_by_name(lora(llama()), ["input_ids", "attention_mask"])
     assert not takes_by_name(bert(), ["ids", "attention_mask"])
     assert not takes_by_name(nn.Linear(1, 1), ["input"])
+
+
+def test_a_head_that_reads_the_last_token_takes_no_padding_there() -> None:
+    """Padding before the text changes nothing in transformers; behind it, XLNet reads a token of it."""
+    from transformers import XLNetConfig, XLNetForSequenceClassification
+
+    torch.manual_seed(0)
+    config = XLNetConfig(vocab_size=50, d_model=16, n_layer=2, n_head=2, d_inner=32, initializer_range=0.3)
+    model = XLNetForSequenceClassification(config).eval()
+    ids, mask = torch.randint(6, 50, (1, 4)), torch.ones(1, 4, dtype=torch.long)
+    nothing = torch.zeros(1, 3, dtype=torch.long)
+    alone = model(input_ids=ids, attention_mask=mask).logits
+
+    def filled(*order: int) -> dict[str, torch.Tensor]:
+        parts = [[nothing, ids], [nothing, mask]]
+        both = [torch.cat([part[n] for n in order], 1) for part in parts]
+        return {"input_ids": both[0], "attention_mask": both[1]}
+
+    torch.testing.assert_close(call(model, filled(0, 1)), alone)
+    assert not torch.allclose(model(**filled(1, 0)).logits, alone, atol=0.01)
+    with pytest.raises(
+        ModelError, match=r"XLNetForSequenceClassification reads the last .*paddingSide='left'"
+    ):
+        call(model, filled(1, 0))
