@@ -213,6 +213,16 @@ def test_probabilities_and_labels_are_those_of_the_served_columns(thresholds: An
         assert predict.predict_label(**rows).tolist() == table["predictedLabel"].to_pylist()
 
 
+def test_a_number_that_float16_cannot_hold_is_refused() -> None:
+    predict = Predictor(nn.Linear(2, 1).half())
+    rows = np.array([[6e4, 1.0]], np.float32)
+    with torch.no_grad():
+        expected = predict._module(torch.from_numpy(rows).half())
+    assert np.array_equal(predict(rows), expected.numpy())
+    with pytest.raises(DataError, match=r"100000.0 does not fit float16"):
+        predict(np.array([[1e5, 1.0]], np.float32))
+
+
 def test_labels_without_names_are_numbers_and_a_single_logit_has_two_classes() -> None:
     predict = Predictor(nn.Identity(), thresholds=[0.1, 0.9])
     logits = np.array([[0.0], [3.0]], np.float32)

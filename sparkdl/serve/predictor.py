@@ -350,7 +350,7 @@ def _of_numpy(dtype: str | None) -> str | None:
     """Return the dtype by which rows are checked: numpy has no bfloat16, and no check suits complex ones."""
     if dtype is None or dtype.startswith("complex"):
         return None
-    return "float32" if dtype in ("bfloat16", "float16") else dtype
+    return "float32" if dtype == "bfloat16" else dtype
 
 
 def _batches(inputs: Inputs, size: int) -> Iterator[tuple[Array, Inputs]]:

@@ -19,6 +19,7 @@ _ESCAPED = re.compile("%([0-9a-fA-F]{2})")
 _INTEGER = re.compile(r"[+-]?\d+", re.ASCII)
 _FLOAT = re.compile(r"[+-]?(NaN|Infinity|(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?[fFdD]?)", re.ASCII)
 _DATE = re.compile(r"\d{4}-\d{1,2}-\d{1,2}", re.ASCII)
+_BLANKS = "".join(map(chr, range(33)))
 _DIGITS = 38  # of a decimal
 _DECIMAL = pa.decimal128(_DIGITS, 0)
 NO_COLUMNS = pa.RecordBatch.from_arrays([], [])
@@ -95,7 +96,7 @@ def _typed(values: _Values) -> pa.Array:
         with suppress(pa.ArrowInvalid):
             return _array(values, Decimal, _DECIMAL)
     if kinds <= {"int", "double"}:
-        return _array(values, lambda value: float(value.rstrip("fFdD")), pa.float64())
+        return _array(values, lambda value: float(value.strip(_BLANKS).rstrip("fFdD")), pa.float64())
     if kinds == {"date"}:
         with suppress(pa.ArrowInvalid):
             return pa.array([value and _unescaped(value) for value in values]).cast(pa.date32())
@@ -123,6 +124,6 @@ def _kind(value: str) -> str:
             if -(1 << bits) <= number < 1 << bits:
                 return kind
         return "decimal" if abs(number) < 10**_DIGITS else "double"
-    if _FLOAT.fullmatch(value):
-        return "decimal" if _is_whole(value) else "double"
+    if _FLOAT.fullmatch(value.strip(_BLANKS)):  # to Java, too, blanks around it are no part of a double
+        return "decimal" if _is_whole(value) and value == value.strip(_BLANKS) else "double"
     return "date" if _DATE.fullmatch(_unescaped(value)) else "string"
