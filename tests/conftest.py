@@ -19,6 +19,7 @@ from support import forking, no_jvm, on_connect
 from support.stores import store_files
 
 from sparkdl import session
+from sparkdl._spark.session import confs
 from sparkdl.compute.memory import exempt_objects
 
 LOCAL = "local[2]"
@@ -36,6 +37,11 @@ os.environ["SPARK_DAEMON_JAVA_OPTS"] = JVM_OPTIONS  # of masters and workers
 INTERPRETED = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
 WITHOUT_JVM = {"distill", "hf", "online", "train", "tune"}
 """Folders whose tests do without a JVM if they are not marked ``jvm``."""
+DIRECT = {"auto", "ml", "test_docs.py"}
+"""Folders and files whose fits on a local session exchange directly, as users' do; the others, by shuffles.
+
+A step by shuffles is a stage of its own: ten epochs of 2,400 rows take 31 s more of processor time by them.
+"""
 # For tasks, which run helpers of the tests, and the package of this folder, whatever is installed.
 TASKS_PATH = os.pathsep.join(str(folder) for folder in Path(__file__).parents[:2])
 
@@ -159,8 +165,6 @@ class _Sessions:
             }
             if master == LOCAL:  # executors of a cluster have one worker each
                 conf["spark.python.daemon.module"] = forking.NAME
-                # Sessions of other kinds exchange directly, as users' do.
-                conf.setdefault("spark.sparkdl.transport", "shuffle")
             # For the JVM, and not for what tests start later: machines of a cluster may have to be bare.
             with pytest.MonkeyPatch.context() as environment:
                 environment.setenv("PYTHONPATH", TASKS_PATH)
@@ -212,6 +216,9 @@ def real(request: pytest.FixtureRequest, sessions: _Sessions) -> Iterator[SparkS
         )
         return
     spark = sessions.get(LOCAL)
+    place = request.node.path.relative_to(Path(__file__).parent).parts[0]
+    transport = "direct" if place in DIRECT else "shuffle"
+    confs(spark.sparkContext).set("spark.sparkdl.transport", transport)
     with _no_leaks(spark, sessions.folders(spark)):
         yield spark
 
