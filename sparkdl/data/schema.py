@@ -112,8 +112,7 @@ def plan_dataframe(
             plans[key], expressions[key] = _plan_column(df, key, column, role)
     plan = make_plan(structures["features"], structures["label"], plans, weight is not None)
     if ragged:
-        arrays = _arrays_of(df, plan)
-        plan = plan.ragged(arrays)
+        plan = plan.ragged(_arrays_of(df, plan))
     return plan, [expressions[column.key].alias(column.key) for column in plan.columns]
 
 
