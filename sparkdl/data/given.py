@@ -157,6 +157,7 @@ def datasets_of(
             name: stack.enter_context(columns.dataset(one)) if is_frame(one) else one
             for name, one in several.items()
         }
+        data.access.check()
         yield data, sets if isinstance(validation, Mapping) else sets[""], chosen if of_frame else None
 
 

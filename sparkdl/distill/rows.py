@@ -77,7 +77,6 @@ def given(
         data, sets, _ = stack.enter_context(made)
         if is_share and isinstance(sets, Dataset):
             sets = stack.enter_context(_with_label_alone(sets))
-        data.access.check()
         yield TrainingRows(
             data,
             sets,

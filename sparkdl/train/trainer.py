@@ -218,7 +218,6 @@ class Trainer:
             ErrorsCarryResult() as carrier,
             datasets_of(data, validation, given, self.config.seed, self.module) as (dataset, sets, chosen),
         ):
-            dataset.access.check()
             self._recipe.check_trains()
             if (request := take()) is not None:  # of `sparkdl plan` or `sparkdl profile`
                 answer(request, self, dataset)

@@ -223,7 +223,6 @@ class Tuner:
         others = validation if share is None else None
         chosen = Chosen(features, label, weight)
         with datasets_of(data, others, chosen, self.seed) as (dataset, given, _):
-            dataset.access.check()
             sets = validation_sets(given)
             self._check_metric([*sets, *(["val"] if folds or share is not None else [])])
             divided: Folds = [(None, None)]

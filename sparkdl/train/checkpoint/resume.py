@@ -235,6 +235,8 @@ class ResumePoint:
 
     def check_rows(self, begun: Mapping[str, Collection[str]]) -> None:
         """Check that rows of embedding variables have the state of their optimizer, whose names are given."""
+        if not begun:  # there are none, and dense shards need not be read for that
+            return
         rows = [message for message in unpacked(self.states) if message.meta["kind"] == OwnedRows.kind]
         tables = [own for message in rows for own in OwnedRows.read(message, False).tables.items()]
         for name, entries in tables:

@@ -90,7 +90,7 @@ def dry_run(spec: FitSpec, data: Dataset) -> DryRunResult:
             spec = replace(local, layout=layout, numerics=numerics)
             used = make_replica(local.module, layout, numerics)
             check_attributes(changed, used, spec, lambda: serialize.loads(shipped), batch)
-        reader = BatchReader(local.features, local.label, local.weighted, local.transform, local.collate)
+        reader = BatchReader.of(data)
         check_shapes(local, replica, reader.batch(some_rows(data.peek())))
         partitions = data.num_partitions or data.access.executors().count
         told = _tell_coupled(local, replica, partitions, written_buffers, data.first_rows, reader)
