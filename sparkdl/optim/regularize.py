@@ -48,8 +48,6 @@ def regularize(
 
     ``used`` tells per parameter whether it has a gradient; those without stay without.
     """
-    if not any(penalties):
-        return
     for segment in segments(layout, start, stop):
         penalty = penalties[layout.params[segment.param].group]
         if penalty and used[segment.param]:

@@ -108,6 +108,11 @@ class OptimizerSpec:
         return tuple(ranges)
 
     @property
+    def penalized(self) -> bool:
+        """Whether any group has a penalty."""
+        return any(part.penalties for part in (self, *self.others))
+
+    @property
     def group_penalties(self) -> tuple[Penalty, ...]:
         """The regularisation of each group of all optimizers."""
         penalties: list[Penalty] = []

@@ -583,3 +583,38 @@ def test_state_that_goes_from_step_to_step_in_one_process_makes_no_chain(name):
     gc.collect()
     alive = [any(array() is not None for array in arrays) for arrays in read]
     assert alive == [False] * 4 + [True]
+
+
+@pytest.mark.parametrize("cls", [optim.Adam, optim.Adagrad, optim.SGD])
+def test_an_optimizer_is_built_once_for_weights_that_stay_where_they_are(cls):
+    built = []
+
+    def factory(params):
+        built.append(cls(params, lr=0.1))
+        return built[-1]
+
+    layout = ParamLayout(lay_out([("weight", (9,), 0)]))
+    optimizer = ShardOptimizer(OptimizerSpec(factory), layout, 0, 9)
+    expected = torch.nn.Parameter(torch.arange(9.0))
+    reference = cls([expected], lr=0.1)
+    weights = expected.detach().clone()
+    built.clear()
+    for rate in (None, 0.5, None, None):  # what one step is given is not that of the next
+        values = torch.linspace(-1, 1, 9) * (rate or 2)
+        reference.param_groups[0]["lr"] = rate or 0.1
+        expected.grad = values.clone()
+        reference.step()
+        memory = values.numpy().copy()
+        alive = weakref.ref(memory)
+        optimizer.step(
+            weights, torch.from_numpy(memory), np.ones(1, np.bool_), [{"lr": rate}] if rate else []
+        )
+        assert torch.equal(weights, expected)
+        del memory
+        gc.collect()
+        assert alive() is None  # nobody holds it until the next step
+    assert len(built) == 1
+    moved = weights.clone()
+    optimizer.step(moved, torch.ones(9), np.ones(1, np.bool_))
+    assert torch.equal(weights, expected)
+    assert not torch.equal(moved, expected)

@@ -24,6 +24,8 @@ class Division:
         self._classes = spec.classes
         self._scopes = [part.scope for part in spec.parts]
         self._whole = spec.whole_groups
+        # whether an optimizer that has made a step makes the next as one that is built anew
+        self.lasts = not self._whole and all(map(_is_elementwise, self._classes))
         self._borders = {param.offset for param in layout.params}
 
     def class_of(self, run: ShardRun) -> type[torch.optim.Optimizer]:
@@ -118,3 +120,9 @@ class Division:
                     start = segment.start
                 previous = current
             yield run if start == run.start else run.cut(start, run.stop)
+
+
+def _is_elementwise(cls: type[torch.optim.Optimizer]) -> bool:
+    """Whether an optimizer is one of those that have nothing but the state of each element."""
+    own = cls.__module__.startswith(("torch.optim.", "sparkdl.optim."))
+    return own and not issubclass(cls, ReducingOptimizer | torch.optim.SparseAdam)

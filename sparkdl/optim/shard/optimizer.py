@@ -78,6 +78,7 @@ class ShardOptimizer:
         self.start = start
         self.stop = stop
         self.division = Division(spec, layout)
+        self._bound: dict[tuple[_Stretch, ...], _Bound] = {}
         fresh = self.division.fresh(start, stop)
         self.runs = list(fresh) if state is None else self.division.joined(read_runs(state))
 
@@ -175,6 +176,9 @@ class ShardOptimizer:
         """Update some runs; see :meth:`update`."""
         if not runs:
             return
+        if self.division.lasts:
+            self._step_bound(runs, weights, gradient, used, hyper)
+            return
         run_of: dict[torch.Tensor, ShardRun] = {}
         states: dict[torch.Tensor, dict[str, Any]] = {}
         for run in runs:
@@ -222,6 +226,37 @@ class ShardOptimizer:
                     weights[run.start - self.start : run.stop - self.start] = tensor.view(-1)
             if id(optimizer) in carried:
                 self._keep(carried[id(optimizer)].changed(), run_of[next(_tensors(optimizer))])
+
+    def _step_bound(
+        self,
+        runs: Sequence[ShardRun],
+        weights: torch.Tensor,
+        gradient: torch.Tensor,
+        used: NDArray[np.bool_],
+        hyper: Sequence[Mapping[str, Any]],
+    ) -> None:
+        """Update some runs by optimizers that make further steps; building them takes longer than a step."""
+        key = tuple((run.start, run.stop, run.group) for run in runs)
+        bound = self._bound.get(key)
+        if bound is None or not bound.is_to(weights) or not all(run.state for run in runs if bound.initial):
+            self._bound = {k: b for k, b in self._bound.items() if b.is_to(weights)}
+            tensors = [weights[run.start - self.start : run.stop - self.start] for run in runs]
+            built = self.spec.build_all(zip(tensors, (run.group for run in runs), strict=True))
+            bound = self._bound[key] = _Bound(weights, tensors, built)
+        run_of = dict(zip(bound.tensors, runs, strict=True))
+        every = bool(used.all())
+        for tensor, run in run_of.items():
+            if every or self.division.is_used(run, used):
+                tensor.grad = gradient[run.start - self.start : run.stop - self.start]
+        for optimizer, groups, _ in bound.begin():
+            for group, index in zip(optimizer.param_groups, groups, strict=True):
+                if hyper:
+                    _override(group, hyper[index])
+                optimizer.state.update((t, run_of[t].state) for t in group["params"] if run_of[t].state)
+            optimizer.step()
+            for tensor in _tensors(optimizer):
+                run_of[tensor].state = dict(optimizer.state.get(tensor, {}))
+        bound.end()
 
     def _step(
         self, built: Sequence[Built], run_of: Mapping[torch.Tensor, ShardRun], draws: int | None
@@ -317,6 +352,39 @@ class ShardOptimizer:
     def state_frame_of(self, start: int, stop: int) -> Parts:
         """Serialize what concerns a part of the shard."""
         return pack_runs(list(cut_runs(self.runs, start, stop)), self.spec.name)
+
+
+_Stretch = tuple[int, int, int]  # start, stop and parameter group of a run
+
+
+class _Bound:
+    """Optimizers over stretches of some weights, for many steps; between two they hold no state."""
+
+    def __init__(
+        self, weights: torch.Tensor, tensors: Sequence[torch.Tensor], built: Sequence[Built]
+    ) -> None:
+        self._weights, self.tensors, self._built = weights, tensors, built
+        self.initial = any(one.optimizer.state for one in built)  # whether there is state before a step
+        self._groups = [[dict(group) for group in one.optimizer.param_groups] for one in built]
+
+    def is_to(self, weights: torch.Tensor) -> bool:
+        """Whether these are the weights."""
+        own = self._weights
+        return own is weights or (own.data_ptr() == weights.data_ptr() and own.shape == weights.shape)
+
+    def begin(self) -> Sequence[Built]:
+        """Return the optimizers, with the hyper-parameters that they were built with."""
+        for one, groups in zip(self._built, self._groups, strict=True):
+            for group, values in zip(one.optimizer.param_groups, groups, strict=True):
+                group.update(values)
+        return self._built
+
+    def end(self) -> None:
+        """Let go of gradients and state, which others may take."""
+        for tensor in self.tensors:
+            tensor.grad = None
+        for one in self._built:
+            one.optimizer.state.clear()
 
 
 def _tensors(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
@@ -422,8 +490,8 @@ class UpdateRule:
         if late is not None and self.staleness is not None:
             now = elements_with_gradient(layout, start, stop, used, touched or {})
             late = joined(gradient, late, shard_optimizer.take(LATE, gradient), now, self.staleness.decay)
-        penalties = self.optimizer.group_penalties
-        regularize(gradient, weights, penalties, layout, start, stop, used)
+        if self.optimizer.penalized:
+            regularize(gradient, weights, self.optimizer.group_penalties, layout, start, stop, used)
         if self.clip is not None:
             yield from self.clip.clip(gradient, layout, start, stop, used)
         yield from shard_optimizer.update(weights, gradient, used, hyper, touched, draws)
