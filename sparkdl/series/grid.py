@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
 import numpy as np
@@ -28,25 +28,33 @@ class Series:
     past: Array  # covariates of these steps, shape (steps, columns)
     known: Array  # covariates whose future is known; it may have more steps
     static: Array  # shape (columns,)
+    # by name of a past or static column, the first step that has a value of its own: none knows one before
+    since: Mapping[str, int]
 
     def __len__(self) -> int:
         return len(self.target)
 
-    def until(self, steps: int, missing: str) -> Series:
-        """Return the series as it was after so many steps of the target; the known covariates keep theirs."""
+    def until(self, steps: int, layout: PanelLayout) -> Series:
+        """Return the series as it was after so many steps of the target; the known covariates keep theirs.
+
+        DataError names a column that had no value then.
+        """
+        late = next((name for name, step in self.since.items() if step >= steps), None)
+        if late is not None:
+            before, first = (name_time(self.dates.clock[n], layout) for n in (steps - 1, self.since[late]))
+            _fail(
+                layout,
+                self.id,
+                f"column {late!r} has no value up to {before}, before the steps to forecast: its first is at "
+                f"{first}",
+                "fill it before, leave it out, or forecast fewer steps of the past. handleInvalid='skip' "
+                "leaves such series out",
+            )
         target, observed = self.target[:steps], self.observed[:steps]
-        if missing == "linear" and not observed[-1]:  # the line leads to a value that came later
+        if layout.missing == "linear" and not observed[-1]:  # the line leads to a value that came later
             last = int(np.flatnonzero(observed)[-1])
             target = np.concatenate([target[:last], np.full(steps - last, target[last])])
-        return Series(
-            self.id,
-            self.dates,
-            target,
-            observed,
-            self.past[:steps],
-            self.known,
-            self.static,
-        )
+        return replace(self, target=target, observed=observed, past=self.past[:steps])
 
 
 def on_grid(id: Any, rows: Mapping[str, Array], layout: PanelLayout) -> Series:
@@ -90,16 +98,20 @@ def on_grid(id: Any, rows: Mapping[str, Array], layout: PanelLayout) -> Series:
     instants = rows.get("instant")
     dates = Dates.of_rows(layout.frequency, steps, times, None if instants is None else instants[first:])
     observed = np.isfinite(values[:length])
-    past = _carried(_spread(rows["past"][first:], steps, count)[:length], id, layout.past, layout)
+    past = _spread(rows["past"][first:], steps, count)[:length]
+    own = dict(zip(layout.past, _first(past), strict=True))
+    for name, row in zip(layout.static, _first(rows["static"]), strict=True):
+        own[name] = min(int(steps[max(0, row - first)]), length - 1)
     known = _carried(_spread(rows["known"][first:], steps, count), id, layout.known, layout)
     return Series(
         id,
         dates,
         _filled(values[:length], observed, dates.clock, id, layout),
         observed,
-        past,
+        _carried(past, id, layout.past, layout),
         known,
         _static(rows["static"], id, layout),
+        own,
     )
 
 
@@ -145,7 +157,7 @@ def _filled(values: Array, observed: Array, times: Array, id: Any, layout: Panel
         places = np.arange(len(values))
         found: Array = np.interp(places, places[observed], values[observed])
         return found
-    return values[_last(observed)]
+    return values[last_known(observed)]
 
 
 def _carried(values: Array, id: Any, names: Any, layout: PanelLayout) -> Array:
@@ -156,11 +168,17 @@ def _carried(values: Array, id: Any, names: Any, layout: PanelLayout) -> Array:
         if not known.any():
             _fail(layout, id, f"column {name!r} has no value", "fill it, or leave the column out")
         if not known.all():
-            values[:, column] = values[_last(known), column]
+            values[:, column] = values[last_known(known), column]
     return values
 
 
-def _last(known: Array) -> Array:
+def _first(values: Array) -> list[int]:
+    """Return the place of the first known value of each column, 0 if there is none."""
+    found: list[int] = np.isfinite(values).argmax(0).tolist()
+    return found
+
+
+def last_known(known: Array) -> Array:
     """Return the place of the last known value up to each place, or of the first one before any."""
     first = int(np.argmax(known))
     found: Array = np.maximum.accumulate(np.where(known, np.arange(len(known)), first))

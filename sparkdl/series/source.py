@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +20,7 @@ from sparkdl.data.store.dataframe import token_of, token_writer
 from sparkdl.data.store.partition import StoreBatch, Token
 from sparkdl.data.windows import windows_of
 from sparkdl.exceptions import ConfigError, DataError
-from sparkdl.series.grid import Series, scaled
+from sparkdl.series.grid import Series, last_known, scaled
 from sparkdl.series.layout import STATIC, TARGET, PanelLayout
 from sparkdl.series.panel import ID, check_columns, grouped, series_of
 from sparkdl.wire.frame import Array
@@ -111,7 +112,7 @@ class SeriesSource(StoreSource):
         )
         windows: dict[str, Array] = {}
         for _, series in series_of([batch], self._layout):
-            if len(series) >= self._cut.needed(self._layout):
+            with suppress(DataError):  # which the job that builds the store raises, or leaves the series out
                 stored, starts = _stored(series, self._layout, self._cut)
                 chosen = starts[np.arange(rows) % len(starts)]
                 for part in self._layout.stretches:
@@ -148,16 +149,12 @@ def write_windows(
     def stored() -> Iterator[StoreBatch]:
         written = 0
         for key, series in series_of(batches, layout):
-            needed = cut.needed(layout)
-            if len(series) < needed:
-                if layout.skip:
-                    continue
-                raise DataError(
-                    f"series {series.id!r} has {len(series)} steps; expected at least {needed}, for a "
-                    f"horizon of {layout.horizon}. handleInvalid='skip' leaves short series out",
-                    code="data-value",
-                )
-            columns, begins = _stored(series, layout, cut)
+            try:
+                columns, begins = _stored(series, layout, cut)
+            except DataError:
+                if not layout.skip:
+                    raise
+                continue
             starts.append(begins + written)
             steps = len(columns[TARGET])
             written += steps
@@ -173,10 +170,24 @@ def write_windows(
 
 
 def _stored(series: Series, layout: PanelLayout, cut: Cut) -> tuple[dict[str, Array], Array]:
-    """Return the stored columns of a series, float32, and where its windows begin in them."""
+    """Return the stored columns of a series, float32, and where its windows begin in them, ascending.
+
+    DataError if it has none.
+    """
+    name, since = max(((n, series.since[n]) for n in layout.past), key=lambda pair: pair[1], default=("", 0))
+    needed = cut.needed(layout)
+    if len(series) - since < needed:
+        whole = f" from the first value of {name!r} on" if since else ""
+        raise DataError(
+            f"series {series.id!r} has {len(series) - since} steps{whole}; expected at least {needed}, for a "
+            f"horizon of {layout.horizon}. handleInvalid='skip' leaves short series out",
+            code="data-value",
+        )
     length = cut.length(series)
     decides = len(series) - cut.withheld - cut.held
-    found, _, _ = scaled(series.until(length, layout.missing), layout.scaling, decides)
+    series.until(decides, layout)  # each column has a value by then
+    series = series.until(length, layout)
+    found, _, _ = scaled(series, layout.scaling, decides)
     starts = cut.starts(length, layout)
     front = max(0, -int(starts[0]))  # steps before the first one
     skipped = max(0, int(starts[0]))  # that no window needs
@@ -184,6 +195,35 @@ def _stored(series: Series, layout: PanelLayout, cut: Cut) -> tuple[dict[str, Ar
         name: np.pad(values[skipped:length], ((front, 0), *((0, 0),) * (values.ndim - 1)), mode="edge")
         for name, values in found.items()
     }
+    starts = starts[starts + layout.steps > since]  # others see a covariate that nobody knew yet
+    last = last_known(series.observed)[starts + layout.steps - 1]
+    starts += front - skipped
+    if cut.validation and layout.missing == "linear":
+        level = found[TARGET][last]
+        columns, starts = _without_lines(columns, starts, last + front - skipped, level, layout)
     if STATIC in layout.inputs:
         columns[STATIC] = np.repeat(series.static[None], len(columns[TARGET]), 0)
-    return {name: values.astype(np.float32) for name, values in columns.items()}, starts + front - skipped
+    return {name: values.astype(np.float32) for name, values in columns.items()}, starts
+
+
+def _without_lines(
+    columns: dict[str, Array], starts: Array, last: Array, level: Array, layout: PanelLayout
+) -> tuple[dict[str, Array], Array]:
+    """Return columns with steps of their own for windows whose past ends in a gap, and where windows begin.
+
+    Such a window sees the last value there, as a forecast does: the line leads to a value that comes later.
+    ``last`` and ``level`` are step and value of the last one that each window knows.
+    """
+    inside = last < starts + layout.steps - 1
+    if not inside.any():
+        return columns, starts
+    places = starts[inside, None] + np.arange(layout.steps + layout.horizon)
+    own = {name: values[places] for name, values in columns.items()}
+    past, filled = own[TARGET][:, : layout.steps], places[:, : layout.steps] > last[inside, None]
+    past[:] = np.where(filled, level[inside, None], past)
+    after = len(columns[TARGET]) + places.shape[1] * np.arange(len(places))
+    joined = {
+        name: np.concatenate([values, own[name].reshape(-1, *values.shape[1:])])
+        for name, values in columns.items()
+    }
+    return joined, np.concatenate([starts[~inside], after])

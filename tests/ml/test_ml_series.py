@@ -20,6 +20,7 @@ from sparkdl.ml import TimeSeriesEstimator, TimeSeriesModel
 from sparkdl.ml.series import stage
 from sparkdl.nn import Forecaster
 from sparkdl.nn.models.forecaster import absolute_error
+from sparkdl.series import anomalies
 from sparkdl.series.source import windows_dataset
 
 pytestmark = pytest.mark.jvm
@@ -181,17 +182,44 @@ def test_a_backtest_has_the_errors_of_torchmetrics_and_uses_the_past_alone(real:
 
 @pytest.mark.whole
 def test_refitting_before_each_origin_and_a_fit_that_withholds(real: Any) -> None:
-    df = real.createDataFrame(frame(2))
-    est = estimator(seed=1)
+    table = frame(2)
+    table["sold"] = table.value.shift(1).where(table.time > date(2024, 1, 6))
+    df = real.createDataFrame(table)
+    est = estimator(seed=1, pastCols=["sold"])
     once = est.backtest(df, windows=2, metrics=["mae"]).orderBy("id", "cutoff").collect()
     again = est.backtest(df, windows=2, metrics=["mae"], refit=True).orderBy("id", "cutoff").collect()
     assert [row.cutoff for row in once] == [row.cutoff for row in again]
     assert once[0].mae == again[0].mae  # the same fit
     assert once[1].mae != again[1].mae
-    cut = real.createDataFrame(frame(2, 34))
+    cut = real.createDataFrame(table[table.time <= date(2024, 2, 3)])
     withheld, short = est.fitBefore(df, 6), est.fit(cut)
     for found, expected in zip(withheld.module.parameters(), short.module.parameters(), strict=True):
         assert torch.equal(found, expected)
+    then = withheld.forecasts(df, windows=2).where(F.col("cutoff") == date(2024, 2, 3))
+    columns = ["id", "time", "forecast"]
+    assert sorted(then.select(columns).collect()) == sorted(short.transform(cut).select(columns).collect())
+
+
+def test_a_series_whose_covariate_begins_after_a_cutoff_has_no_errors(real: Any) -> None:
+    table = frame(2)
+    table["sold"] = table.value.where((table.id == "s1") | (table.time > date(2024, 2, 4)))
+    df = real.createDataFrame(table)
+    est = estimator(architecture="naive", seasonality=7, pastCols=["sold"])
+    message = "series 's0': column 'sold' has no value up to 2024-02-03T.*: its first is at 2024-02-05T"
+    with pytest.raises(Exception, match=message):
+        est.backtest(df, windows=2).collect()
+    left = est.copy().setHandleInvalid("skip").backtest(df, windows=2)
+    assert [row.id for row in left.collect()] == ["s1", "s1"]
+
+
+@pytest.mark.parametrize("share", [0.07, 0.29, 0.57, 0.58])
+def test_a_threshold_leaves_the_share_above_it(real: Any, share: float) -> None:
+    """0.29 * 100 is below 29 in floating point."""
+    rows = real.range(100).select(
+        F.lit("a").alias("id"), F.col("id").cast("double").alias("y"), F.lit(0.0).alias("f")
+    )
+    (found,) = anomalies.thresholds(rows, ["id"], "y", "f", share).collect()
+    assert found.threshold == 99 - round(100 * share)
 
 
 def test_anomalies_by_thresholds_and_by_quantiles(real: Any) -> None:

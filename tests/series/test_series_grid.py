@@ -137,8 +137,30 @@ def test_each_gap_is_looked_at_once() -> None:
 def test_a_series_that_is_cut_in_a_gap_knows_nothing_of_what_came_after(
     missing: str, steps: int, expected: list[float]
 ) -> None:
-    found = on_grid("a", rows([0, 2, 5], [1, 3, 9]), layout(missing=missing)).until(steps, missing)
+    found = on_grid("a", rows([0, 2, 5], [1, 3, 9]), layout(missing=missing)).until(
+        steps, layout(missing=missing)
+    )
     assert found.target.tolist() == expected
+
+
+def test_a_series_that_is_cut_before_a_column_begins_is_an_error_that_names_it() -> None:
+    nan = np.nan
+    given = rows(
+        [3, 4, 5, 7, 8, 9],
+        [nan, 1, 2, 3, 4, nan],
+        past=np.array([[9], [nan], [nan], [5], [nan], [nan]]),
+        static=np.array([[nan, 1], [nan, nan], [nan, nan], [nan, nan], [nan, nan], [7, nan]]),
+    )
+    columns = layout(past=["p"], static=["s", "t"])
+    found = on_grid("a", given, columns)
+    assert found.since == {"p": 3, "s": 4, "t": 0}  # steps from time 4; the future is known at the end
+    assert found.until(5, columns).static.tolist() == [7, 1]
+    for steps, message in [
+        (4, "series 'a': column 's' has no value up to 7, .*: its first is at 8; fill it before, leave"),
+        (3, "series 'a': column 'p' has no value up to 6, .*: its first is at 7; fill it before, leave"),
+    ]:
+        with pytest.raises(DataError, match=message):
+            found.until(steps, columns)
 
 
 def test_covariates_keep_the_value_of_the_step_before() -> None:

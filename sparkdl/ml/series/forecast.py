@@ -103,7 +103,7 @@ class ForecastTask:
             end = len(series) - origin
             came = slice(end, end + horizon)
             values = np.where(series.observed[came], series.target[came], np.nan)
-            found.append(_window(series.until(end, layout.missing), layout, values))
+            found.append(_window(series.until(end, layout), layout, values))
         return found
 
     def _forecaster(self) -> Callable[[Sequence[Window]], Array]:
