@@ -21,7 +21,8 @@ def thresholds(
         raise ConfigError(f"share={share!r}: expected a number from 0 to below 1")
     error = F.abs(quoted(value) - quoted(forecast))
     errors = F.sort_array(F.collect_list(error))  # without null
-    place = F.size(errors) - F.floor(F.size(errors) * F.lit(float(share))).cast("int")
+    count = F.floor(F.round(F.size(errors) * F.lit(float(share)), 6)).cast("int")  # 0.29 of 100 are 29
+    place = F.size(errors) - count
     largest = F.when(place > 0, F.element_at(errors, F.greatest(place, F.lit(1))))
     return forecasts.groupBy(*map(quoted, keys)).agg(largest.alias(THRESHOLD))
 

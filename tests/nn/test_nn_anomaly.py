@@ -33,7 +33,7 @@ def test_threshold_leaves_the_share_above_it():
     value = torch.arange(200.0)
     forecast = torch.zeros(200)
     assert not model.detect(forecast, value).any()
-    for share, anomalies in [(0.0, 0), (0.01, 2), (0.25, 50)]:
+    for share, anomalies in [(0.0, 0), (0.01, 2), (0.29, 58), (0.25, 50)]:
         model.set_threshold(forecast, -value, share)
         assert model.detect(forecast, value).sum() == anomalies
     assert model.state_dict()["threshold"] == 149

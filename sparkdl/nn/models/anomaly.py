@@ -89,7 +89,7 @@ class AnomalyDetector(nn.Module):
                 "would be above them; leave these rows out",
                 code="data-value",
             )
-        allowed = len(errors) - int(share * len(errors))
+        allowed = len(errors) - int(round(share * len(errors), 6))  # 0.29 of 100 are 29
         self.threshold.copy_(errors.kthvalue(allowed).values)
 
     def detect(self, forecast: Tensor, value: Tensor) -> Tensor:
