@@ -11,6 +11,7 @@ from typing import Any
 from sparkdl.allreduce.messages import GroupReport
 from sparkdl.allreduce.plan import Step
 from sparkdl.allreduce.transport.base import GroupResult
+from sparkdl.compute.stopwatch import ROW_UPDATE
 from sparkdl.data.store.manifest import other_values
 from sparkdl.wire.frame import Array
 
@@ -125,8 +126,9 @@ def _phases(steps: Sequence[Mapping[str, Any]], share: Mapping[str, float]) -> d
         slowest = max(tasks, key=lambda phases: sum(phases.get(name, 0.0) for name in _FORWARD))
         for name in _FORWARD:
             forward[name] += slowest.get(name, 0.0) / len(steps)
-        # With the replicated plan it is in the next step's task, too.
+        # With the replicated plan it is in the next step's task, too; rows of tables have other owners.
         update += max(each["task"]["phases"]["update"] for each in facts["updates"]) / len(steps)
+        update += max(phases.get(ROW_UPDATE, 0.0) for phases in tasks) / len(steps)
     updates = {"update": update}
     if "job" in share:
         found = {**within({**forward, **updates}, share["job"], "launch"), "shuffle": 0.0}

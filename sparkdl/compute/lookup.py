@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from sparkdl.compute.forward_backward import ForwardBackward
+from sparkdl.compute.stopwatch import Stopwatch
 from sparkdl.compute.worker import Worker
 from sparkdl.data.store.partition import Token
 from sparkdl.keyed.mix import Ids
@@ -44,7 +45,7 @@ class RowGradient:
     values: Array  # shape (ids, width)
 
 
-def ask(forward: ForwardBackward, worker: Worker, token: Token) -> Mapping[str, Asked]:
+def ask(forward: ForwardBackward, worker: Worker, token: Token, clock: Stopwatch) -> Mapping[str, Asked]:
     """Return the ids that an iteration's forward pass asks for, by table.
 
     A forward pass with rows of zeros tells: the module may compute ids from its inputs in any way. Raises
@@ -52,6 +53,7 @@ def ask(forward: ForwardBackward, worker: Worker, token: Token) -> Mapping[str, 
     """
     spec, replica = worker.spec, worker.replica
     _, _, batches = forward.batches(worker, token)
+    clock.lap("data")
     tables = embedding_variables(replica.module)
     noted: dict[str, list[Ids]] = {name: [] for name in tables}
     buffers, counters = replica.buffers(), replica.counters()
@@ -61,7 +63,9 @@ def ask(forward: ForwardBackward, worker: Worker, token: Token) -> Mapping[str, 
         for batch in batches:
             try_forward(replica, batch, spec.objective, spec.micro_batch_size)
     replica.load_buffers(buffers, counters)
-    return {name: _counted(ids) for name, ids in noted.items()}
+    asked = {name: _counted(ids) for name, ids in noted.items()}
+    clock.lap("compute")
+    return asked
 
 
 def _counted(parts: Sequence[Ids]) -> Asked:

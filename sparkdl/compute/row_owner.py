@@ -19,6 +19,8 @@ class RowOwner:
     at: str  # names what has been done to them; empty while something is being done
     # by table, what the last change has to report
     figures: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    # that the last change took, by phase; empty if another process has made it
+    seconds: Mapping[str, float] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -44,7 +46,7 @@ class RowOwner:
         self.at = ""
         for name, changed in entries.items():
             self.tables[name].put(changed)
-        self.figures, self.at = figures, at
+        self.figures, self.seconds, self.at = figures, {}, at
 
 
 def first_entries(variable: EmbeddingVariable, rank: int, ranks: int) -> Entries:

@@ -8,6 +8,8 @@ import time
 from typing import Any
 
 _HOST = socket.gethostname()
+ROW_UPDATE = "row_update"
+"""Phase of a task in which owners have updated rows of embedding variables, beside the update of weights."""
 
 
 class Stopwatch:
@@ -25,6 +27,11 @@ class Stopwatch:
         seconds, self._last = now - self._last, now
         self.laps[phase] = self.laps.get(phase, 0.0) + seconds
         return seconds
+
+    def add(self, phase: str, seconds: float) -> None:
+        """Charge seconds for which this task has waited right before it began."""
+        self.started, self._begin = self.started - seconds, self._begin - seconds
+        self.laps[phase] = self.laps.get(phase, 0.0) + seconds
 
     def total(self) -> float:
         """Return the seconds since the start."""

@@ -34,13 +34,13 @@ job of many iterations each has the same share:
 
 - ``launch``: the job beyond its slowest tasks: scheduling, sockets, shuffle files, waiting for other tasks;
   of two jobs the first;
-- ``weights_in``: putting the weights together, and loading them into the replica;
+- ``weights_in``: putting the weights together, and loading them into the replica; looking up rows of tables;
 - ``data``: gathering the rows, and the Dataset's transform;
-- ``compute``: forward and backward;
+- ``compute``: forward and backward; with tables also the pass that tells the next ids;
 - ``gradient_out``: cutting the gradient into shards, and encoding them;
 - ``shuffle``: of two jobs, the second beyond its slowest update: scheduling, fetching gradients, collecting
   new shards; otherwise 0;
-- ``update``: summing gradients, optimizer on the shard;
+- ``update``: summing gradients, optimizer on the shard, and on rows of tables by their owners;
 - ``broadcast``: publishing the new weights;
 - ``other``: what is left: the driver between jobs, and attempts that failed.
 """

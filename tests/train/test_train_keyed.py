@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import time
 import warnings
 from functools import partial
 from itertools import pairwise
@@ -19,13 +20,17 @@ from support.reference import Partition, threads
 from torch import Tensor, nn
 
 from sparkdl import Dataset, Trainer
+from sparkdl.allreduce.plans import owned_rows
 from sparkdl.allreduce.update import table
+from sparkdl.compute import lookup
 from sparkdl.exceptions import ConfigError, ModelError
 from sparkdl.keyed.mix import initial_rows
+from sparkdl.keyed.table import KeyedTable
 from sparkdl.nn import CountingBloom, EmbeddingVariable
 from sparkdl.optim import AdagradDecay, ClipByNorm, Ftrl
 from sparkdl.optim.shard import lazy_rows
 from sparkdl.train import EMA, Checkpoint, EarlyStopping, EveryIterations, MaxIteration, load_weights
+from sparkdl.train.history import PHASES
 
 USERS, ITEMS, FAR = 60, 40, 0x5DEECE66D123
 ADAM = partial(torch.optim.Adam, lr=1e-2)
@@ -113,6 +118,33 @@ def test_fit_gives_the_bits_of_tables_of_a_fixed_size(data: Dataset, exchange: A
     assert found.history.column("extras.users/rows")[-1] == len(np.unique(PAIRS[:, 0]))
     for row in found.history:
         assert sum(row["phases"].values()) == pytest.approx(row["seconds"])
+
+
+@pytest.mark.parametrize("exchange", ["replicated", "sharded"])
+@pytest.mark.parametrize("group", [1, 3])
+def test_work_of_tables_counts_in_the_phase_that_it_belongs_to(
+    spark: Any, monkeypatch: pytest.MonkeyPatch, exchange: Any, group: int
+) -> None:
+    def slow_down(where: Any, name: str, seconds: float) -> None:
+        original = getattr(where, name)
+
+        def slowed(*args: Any) -> Any:
+            time.sleep(seconds)
+            return original(*args)
+
+        monkeypatch.setattr(where, name, slowed)
+
+    slow_down(owned_rows, "update_table", 0.02)
+    slow_down(KeyedTable, "look_up", 0.03)
+    slow_down(lookup, "try_forward", 0.05)
+    with Dataset.from_numpy(PAIRS * FAR, SCORES, spark=spark, num_partitions=1) as data:
+        options: dict[str, Any] = {"end_when": MaxIteration(6), "iterations_per_job": group}
+        history = trainer(keyed(), exchange=exchange, **options).fit(data).history
+    found = {name: sum(history.column(f"phases.{name}")) for name in PHASES}
+    assert found["update"] >= 6 * 2 * 0.02  # there are two tables
+    assert found["weights_in"] >= 6 * 2 * 0.03
+    assert found["compute"] >= (6 - 6 // group) * 0.05  # a job's first ids are asked for before its steps
+    assert sum(found.values()) == pytest.approx(sum(history.column("seconds")))
 
 
 @pytest.mark.parametrize(

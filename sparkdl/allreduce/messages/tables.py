@@ -38,6 +38,7 @@ class FoundRows:
     tables: Mapping[str, Found]  # by table
     # by table, what its owner reports: figures that add up over the owners
     figures: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    seconds: Mapping[str, float] = field(default_factory=dict)  # that its owner took, by phase
 
     def frame(self) -> Frame:
         """Return the message as a frame."""
@@ -45,14 +46,14 @@ class FoundRows:
             name: {"ids": found.ids, "admitted": found.admitted, "rows": found.rows}
             for name, found in self.tables.items()
         }
-        meta = {"kind": self.kind, "tables": list(parts), "figures": self.figures}
+        meta = {"kind": self.kind, "tables": list(parts), "figures": self.figures, "seconds": self.seconds}
         return Frame(meta, _flat(parts))
 
     @classmethod
     def read(cls, message: Frame, mine: bool) -> FoundRows:
         """Read what :meth:`frame` returned."""
         tables = {name: Found(**arrays) for name, arrays in _by_table(message)}
-        return cls(tables, message.meta["figures"])
+        return cls(tables, message.meta["figures"], message.meta["seconds"])
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from sparkdl.allreduce.update.table import beginning, update_table
 from sparkdl.compute.problems import LackingState, ProblemError
 from sparkdl.compute.row_owner import RowOwner, first_entries
 from sparkdl.compute.start import Start
+from sparkdl.compute.stopwatch import ROW_UPDATE
 from sparkdl.keyed.mix import Ids, distinct
 from sparkdl.nn.embedding import embedding_variables
 from sparkdl.wire.frame import Packed
@@ -95,7 +96,7 @@ def bring(me: Participant, point: Point, change: Callable[[RowOwner], RowChange]
         elif at == chain[-1] and change is not None:
             owner.at = ""
             made = change(owner)
-            owner.figures, owner.at = made.figures, at
+            owner.figures, owner.seconds, owner.at = made.figures, dict(me.clock.laps), at
             if not worker.files.in_memory and not me.stays:
                 worker.row_files.write(_name(me, at), [messages.encode(made.rows(owner))])
         else:
@@ -136,6 +137,7 @@ def changed(
     spec, iteration = me.worker.spec, point.iteration
     groups = {param.name: param.group for param in spec.layout.params}
     touched, figures = {}, {}
+    me.clock.lap("weights_in")
     for name, table in owner.tables.items():
         group = groups.get(f"{name}.weight")
         updated: Ids = np.empty(0, np.int64)
@@ -144,6 +146,7 @@ def changed(
         before = len(table)
         gone = table.evict(iteration) if point.counted else updated[:0]
         evicted = before - len(table)  # ids that waited for a row are gone, too
+        me.clock.lap(ROW_UPDATE)
         asked = [message.tables[name] for message in wanted]
         new = looked_up = hot = 0
         seen = distinct(part.ids for part in asked)
@@ -154,6 +157,7 @@ def changed(
             fresh = beginning(spec.rule, group) if group is not None else dict
             new = table.count(seen, counts, iteration, fresh)
             looked_up, hot = int(counts.sum()), table.hot
+        me.clock.lap("weights_in")
         touched[name] = Touched(updated, gone, seen)
         figures[name] = {
             "rows": len(table),

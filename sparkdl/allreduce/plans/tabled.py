@@ -14,6 +14,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,6 +41,7 @@ from sparkdl.allreduce.plan import (
     Stay,
     Step,
     ToAll,
+    ToDriver,
     ToOthers,
     ToRank,
     ToSelf,
@@ -52,6 +54,7 @@ from sparkdl.compute.forward_backward import ForwardBackward
 from sparkdl.compute.lookup import Asked, Found, RowGradient
 from sparkdl.compute.row_owner import RowOwner
 from sparkdl.compute.start import Start
+from sparkdl.compute.stopwatch import ROW_UPDATE
 from sparkdl.keyed.mix import owners
 from sparkdl.nn.embedding import embedding_variables
 from sparkdl.wire.frame import Array, Packed
@@ -156,14 +159,17 @@ class _Own:
             passed = [m for m in inbox.everything() if not isinstance(m, WantedRows | RowGradients)]
             before = point.start.after(point.done - 1)
             sends = iter([ToSelf(before.part(f"gradient-{me.rank}-passed"), passed, lent=True)])
-        found: dict[int, Message] = {}
-        for message in wanted:
-            tables = {
+        found = {
+            message.source: {
                 name: Found(asked.ids, *owner.tables[name].look_up(asked.ids))
                 for name, asked in message.tables.items()
             }
-            found[message.source] = FoundRows(tables, owner.figures)
-        yield from _beside(me, sends, {rank: [one] for rank, one in found.items()})
+            for message in wanted
+        }
+        me.clock.lap("weights_in")
+        seconds = dict(me.clock.laps)
+        answers = {rank: [FoundRows(tables, owner.figures, seconds)] for rank, tables in found.items()}
+        yield from _beside(me, sends, answers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,17 +188,23 @@ class _Train:
             for name, part in message.tables.items():
                 found[name].append(part)
         figures = _added_up(arrived)
+        for phase in ("weights_in", ROW_UPDATE):  # all ranks have waited for the slowest owner
+            me.clock.add(phase, max((message.seconds.get(phase, 0.0) for message in arrived), default=0.0))
         with lookup.lending(me.worker, found) as lent:
-            sends = [_with_figures(send, figures) for send in self.dense(me, inbox)]
+            me.clock.lap("weights_in")
+            sends = list(self.dense(me, inbox))
         reports = [message for send in sends for message in _of(send) if isinstance(message, Report)]
         beside: defaultdict[int, list[Message]] = defaultdict(list)
         if reports and reports[0].divisor:
             for rank, gradients in enumerate(_gradients(me, reports[0].divisor, lent.gradients())):
                 beside[rank].append(gradients)
+            me.clock.lap("gradient_out")
         if self.following is not None:
             for rank, wanted in enumerate(_wanted(me, self.following)):
                 beside[rank].append(wanted)
-        yield from _beside(me, iter(sends), beside)
+            me.clock.lap("gradient_out")
+        task = me.clock.facts()
+        yield from _beside(me, (_reported(send, figures, task) for send in sends), beside)
 
 
 def _finish(
@@ -207,7 +219,11 @@ def _finish(
     start = point.start
     changed = owned_rows.changes(owner, start.version.iteration if start.changes else 0)
     owned_rows.leave_base(me, point, owner)
-    yield from dense(me, inbox)
+    for send in dense(me, inbox):
+        if isinstance(send, ToDriver) and isinstance(send.message, GroupReport):
+            own = send.message.steps[-1]["reports"][me.rank]["task"]["phases"]
+            own[ROW_UPDATE] = own.get(ROW_UPDATE, 0.0) + owner.seconds.get(ROW_UPDATE, 0.0)
+        yield send
     yield Stay(changed)
 
 
@@ -233,7 +249,7 @@ def _opened(inbox: Inbox) -> Inbox:
 def _wanted(me: Participant, forward: ForwardBackward) -> Iterator[WantedRows]:
     """Yield what an iteration asks each owner for."""
     assert me.token is not None
-    asked = lookup.ask(forward, me.worker, me.token)
+    asked = lookup.ask(forward, me.worker, me.token, me.clock)
     by = _owners(me, asked)
     for rank in range(me.ranks):
         tables = {
@@ -300,9 +316,10 @@ def _added_up(found: Sequence[FoundRows]) -> dict[str, float]:
     return dict(total)
 
 
-def _with_figures(send: Send, figures: Mapping[str, float]) -> Send:
-    """Return a rank's report with the figures of the tables; they are the same on all ranks."""
-    if isinstance(send, ToAll | ToRank) and isinstance(send.message, Report) and send.message.weight:
-        report = replace(send.message, extras={**send.message.extras, **figures})
-        return replace(send, message=report)
+def _reported(send: Send, figures: Mapping[str, float], task: Mapping[str, Any]) -> Send:
+    """Return a rank's report with its whole task, and the figures of the tables, the same on all ranks."""
+    if isinstance(send, ToAll | ToRank) and isinstance(send.message, Report):
+        own = send.message
+        extras = {**own.extras, **figures} if own.weight else own.extras
+        return replace(send, message=replace(own, extras=extras, task=task))
     return send

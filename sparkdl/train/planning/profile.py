@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from sparkdl.access.base import described
 from sparkdl.allreduce.outcome import within
+from sparkdl.compute.stopwatch import ROW_UPDATE
 from sparkdl.data.dataset import Dataset
 from sparkdl.train.hooks.base import Hook
 from sparkdl.train.hooks.of_run import none_of_every_run
@@ -118,7 +119,7 @@ def parts_of(
         "rows": mean("data"),
         "forward and backward": mean("compute"),
         "weights and gradient": mean("weights_in", "gradient_out"),
-        "update": mean("update"),
+        "update": mean("update", ROW_UPDATE),
         "waiting for the slowest rank": slowest - statistics.fmean(of_rank.values()) if of_rank else 0.0,
         "scheduling": job,
     }
