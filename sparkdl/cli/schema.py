@@ -6,14 +6,16 @@ import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import isfinite
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from sparkdl.cli.arguments import command_error
 from sparkdl.cli.catalog import CatalogTable
-from sparkdl.cli.delimited import Csv
-from sparkdl.cli.files import Files
 from sparkdl.cli.source import Kind
 from sparkdl.exceptions import DataError
+
+if TYPE_CHECKING:
+    from sparkdl.cli.delimited import Csv
+    from sparkdl.cli.files import Files
 
 Task = Literal["classification", "regression"]
 MAX_CLASSES = 50
@@ -57,6 +59,8 @@ def read_table(
     learned from: Parquet, and classes are numbers from 0. Raises ConfigError if there is no such file,
     DataError for a bad column or a label with nulls.
     """
+    from sparkdl.cli.files import Files  # and pyarrow with it, which no other command needs
+
     files = Files(path)
     if in_place and files.csv is not None:
         raise command_error(f"--in-place reads Parquet, and {path!r} is CSV")
