@@ -18,7 +18,7 @@ from pyspark.sql import SparkSession
 from support import forking, no_jvm, on_connect
 from support.stores import store_files
 
-from sparkdl import session
+from sparkdl import daemon, session
 from sparkdl._spark.session import confs
 from sparkdl.compute.memory import exempt_objects
 
@@ -163,8 +163,9 @@ class _Sessions:
                 "spark.driver.host": "127.0.0.1",
                 **more,
             }
-            if master == LOCAL:  # executors of a cluster have one worker each
-                conf["spark.python.daemon.module"] = forking.NAME
+            # As `sparkdl submit` has it for executors with an environment of its own: a worker replaces one
+            # whose task has failed, or comes beside it, without importing torch for seconds.
+            conf["spark.python.daemon.module"] = forking.NAME if master == LOCAL else daemon.NAME
             # For the JVM, and not for what tests start later: machines of a cluster may have to be bare.
             with pytest.MonkeyPatch.context() as environment:
                 environment.setenv("PYTHONPATH", TASKS_PATH)

@@ -289,15 +289,17 @@ GROUPS = {name: value for name, value in EVERYTHING.items() if name != "num_shar
 GATHER = GROUPS | {"exchange": "sharded"}
 
 
-# Retries of the plan "driver": test_an_executor_killed_while_training_changes_no_bit. Commits: gather-2 for
-# "sharded", test_rows_of_tables_survive_executors_killed_at_once for "replicated".
+# Retries of the plan "driver": test_an_executor_killed_while_training_changes_no_bit. All executors at once:
+# test_rows_of_tables_survive_executors_killed_at_once. Commits of each plan, on a local session that loses
+# what Spark keeps: test_lost_optimizer_state_is_replayed_from_a_commit in tests/train/test_train_resume.py.
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "executors"),
     [
-        pytest.param(EVERYTHING, 1, marks=pytest.mark.slow),
-        pytest.param(EVERYTHING, 2, marks=pytest.mark.slow),
-        pytest.param(GROUPS, 1, marks=pytest.mark.slow),
-        pytest.param(GROUPS, 2, marks=pytest.mark.slow),
+        (EVERYTHING, 1),
+        (EVERYTHING, 2),
+        (GROUPS, 1),
+        (GROUPS, 2),
         (GATHER, 2),
     ],
     ids=["shards-1", "shards-2", "groups-1", "groups-2", "gather-2"],

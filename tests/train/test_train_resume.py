@@ -346,7 +346,7 @@ def _delete_replicas(_: int) -> None:
 @pytest.mark.jvm
 @pytest.mark.parametrize(
     ("exchange", "commit_every"),
-    [("driver", 4), ("replicated", 1), pytest.param("sharded", None, marks=pytest.mark.slow)],
+    [("driver", 4), ("replicated", 1), ("sharded", None)],
 )
 def test_lost_optimizer_state_is_replayed_from_a_commit(
     data: Dataset, commit_every: Any, exchange: Any
