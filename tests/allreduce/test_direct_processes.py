@@ -167,7 +167,7 @@ def undisturbed(those: Processes, of: Case, folder: Path) -> None:
     assert session.completed == found.groups == len(session.jobs.runs)
 
 
-@TWO_SLOTS_ARE_SLOW  # test_a_process_may_run_several_ranks has them, with more ranks
+@TWO_SLOTS_ARE_SLOW  # test_processes_of_an_executor_may_run_several_ranks has them, with more ranks
 @pytest.mark.parametrize("feature", FEATURES.values(), ids=FEATURES)
 @pytest.mark.parametrize("exchange", ["sharded", "replicated"])
 def test_the_bits_are_those_of_ranks_in_one_process(
@@ -189,8 +189,20 @@ MANY = (40, 25, 31, 36, 28, 33, 39)
 """Rows of more ranks than there are slots, so that processes run several."""
 
 
-@pytest.mark.parametrize("feature", FEATURES.values(), ids=FEATURES)
-@pytest.mark.parametrize("exchange", ["sharded", "replicated"])
+def in_turn(first: int) -> pytest.MarkDecorator:
+    """Parametrize by features and plans; from one feature to the next the other plan is the fast one."""
+    params = [
+        pytest.param(
+            exchange, feature, id=f"{exchange}-{name}", marks=[pytest.mark.slow] * ((n + m + first) % 2)
+        )
+        for n, (name, feature) in enumerate(FEATURES.items())
+        for m, exchange in enumerate(("sharded", "replicated"))
+    ]
+    return pytest.mark.parametrize(("exchange", "feature"), params)
+
+
+@pytest.mark.parametrize("those", [pytest.param(1, id="one slot")], indirect=True, scope="module")
+@in_turn(0)
 def test_a_process_may_run_several_ranks(
     those: Processes, tmp_path: Path, exchange: Any, feature: Callable[[Any, Any], Case]
 ) -> None:
@@ -398,3 +410,13 @@ def test_many_steps_take_no_more_of_anything(
     for was, now in zip(seen[0], seen[-1], strict=True):
         assert now[:3] == was[:3]
         assert now[3] <= was[3] + 10
+
+
+# At the end, so that pytest makes these processes once.
+@pytest.mark.whole
+@pytest.mark.parametrize("those", [pytest.param(2, id="two slots")], indirect=True, scope="module")
+@in_turn(1)
+def test_processes_of_an_executor_may_run_several_ranks(
+    those: Processes, tmp_path: Path, exchange: Any, feature: Callable[[Any, Any], Case]
+) -> None:
+    undisturbed(those, replace(feature(exchange, MANY), batch_size=49), tmp_path)

@@ -156,18 +156,19 @@ def state(found: nn.Module) -> list[bytes]:
 
 
 @pytest.mark.parametrize(
-    ("exchange", "in_memory"),
+    ("exchange", "in_memory", "iterations", "group"),
     [
-        ("replicated", True),
-        pytest.param("sharded", False, marks=pytest.mark.slow),
-        pytest.param("replicated", False, marks=pytest.mark.slow),
-        pytest.param("sharded", True, marks=pytest.mark.slow),
+        ("replicated", True, 3, 2),  # entries are evicted after the first group
+        pytest.param("replicated", True, 5, 3, marks=pytest.mark.slow),
+        pytest.param("sharded", False, 5, 3, marks=pytest.mark.slow),
+        pytest.param("replicated", False, 5, 3, marks=pytest.mark.slow),
+        pytest.param("sharded", True, 5, 3, marks=pytest.mark.slow),
     ],
 )
 def test_every_point_of_a_group_at_which_a_rank_is_lost(
-    tmp_path: Path, exchange: Any, in_memory: bool
+    tmp_path: Path, exchange: Any, in_memory: bool, iterations: int, group: int
 ) -> None:
-    of = case(exchange, module=keyed(**CHANGING), iterations=5, group=3, in_memory=in_memory)
+    of = case(exchange, module=keyed(**CHANGING), iterations=iterations, group=group, in_memory=in_memory)
     whole = train(of, tmp_path / "whole")
     failed = 0
     for point in range(whole.transport.performed):
@@ -191,7 +192,7 @@ def test_every_point_of_a_group_at_which_a_rank_is_lost(
     ],
 )
 def test_faults_change_no_bit(tmp_path: Path, exchange: Any, optimizer: Any) -> None:
-    of = case(exchange, optimizer, module=keyed(**CHANGING), sizes=(20, 25, 31), iterations=10, group=4)
+    of = case(exchange, optimizer, module=keyed(**CHANGING), sizes=(20, 25, 31), iterations=7, group=4)
     whole = train(of, tmp_path / "whole")
     failed = 0
     for seed in range(4):
@@ -212,7 +213,7 @@ def test_faults_change_no_bit(tmp_path: Path, exchange: Any, optimizer: Any) -> 
 @pytest.mark.parametrize("max_ids", [12, 5000])
 def test_faults_change_no_counter(tmp_path: Path, max_ids: int) -> None:
     module = keyed(**CHANGING | {"min_count": 3}, counters=CountingBloom(max_ids, error=0.05))
-    of = case(module=module, sizes=(20, 25, 31), iterations=10, group=4)
+    of = case(module=module, sizes=(20, 25, 31), iterations=7, group=4)
     whole = train(of, tmp_path / "whole")
     faults = Faults(seed=1, lose=0.01, repeat=0.05, move=0.05, lose_rows=0.002, absent=0.1, vanish=0.01)
     more: dict[str, Any] = {"in_memory": False, "sites": 3, "undo": True, "group": 2, "row_memory": 900}

@@ -39,13 +39,16 @@ from sparkdl.nn.parameters import dense_tables, layout_of, sparse_tables
 from sparkdl.optim import OptimizerSpec, optimizer_spec
 from sparkdl.optim.shard.optimizer import UpdateRule
 from sparkdl.optim.shard.packed import lazy_groups, sparse_groups
-from sparkdl.optim.shard.shardable import tried_optimizer
+from sparkdl.optim.shard.shardable import Shardability, tried_optimizer
 from sparkdl.optim.staleness import Staleness
 from sparkdl.session import Executors
 from sparkdl.wire.codec import Cast, Codec, codec_of
+from sparkdl.wire.layout import ParamLayout
 from support.in_process import Faults, InProcessCluster, InProcessTransport
 from support.reference import Partition
 
+_ADAM = partial(torch.optim.Adam, lr=1e-2)
+_MEAN = partial(torch.optim.SGD, lr=1.0)
 PLANS = (ColumnPlan("features", "x"), ColumnPlan("label", "y"))
 
 
@@ -57,7 +60,7 @@ class Case:
     partitions: Sequence[Partition]
     exchange: Exchange
     loss: Any = field(default_factory=nn.CrossEntropyLoss)
-    optimizer: Any = field(default_factory=lambda: partial(torch.optim.Adam, lr=1e-2))
+    optimizer: Any = _ADAM
     batch_size: int = 12
     iterations: int = 7
     group: int = 3
@@ -108,6 +111,15 @@ class Setting:
 
 
 _numbers = count()
+_TRIED: dict[int, tuple[Any, ParamLayout, Shardability]] = {}
+
+
+def _tried(given: Any, spec: OptimizerSpec, layout: ParamLayout) -> Shardability:
+    """Try an optimizer, once for the fits of a test: that takes longer than some steps."""
+    found = _TRIED.get(id(given))
+    if found is None or found[0] is not given or found[1] != layout:
+        found = _TRIED[id(given)] = given, layout, tried_optimizer(spec, layout)
+    return found[2]
 
 
 def train(
@@ -125,16 +137,15 @@ def train(
         transport: makes what carries messages; all ranks in this process if not given.
     """
     optimizer, _ = optimizer_spec(case.optimizer, case.module, ())
-    tried = tried_optimizer(
-        optimizer, layout_of(case.module, optimizer_spec(case.optimizer, case.module, ())[1])
-    )
+    layout = layout_of(case.module, optimizer_spec(case.optimizer, case.module, ())[1])
+    tried = _tried(case.optimizer, optimizer, layout)
     optimizer, layout = tried.spec, tried.layout
     rule, inner = UpdateRule(optimizer, case.clip, case.staleness), None
     stateful = tried.stateful or case.staleness is not None
     if case.local_steps:
         inner = InnerRule(rule, layout, stateful)
         layout = replace(layout, params=tuple(replace(param, group=0) for param in layout.params))
-        tried = tried_optimizer(OptimizerSpec(partial(torch.optim.SGD, lr=1.0)), layout)
+        tried = _tried(_MEAN, OptimizerSpec(_MEAN), layout)
         rule, layout, stateful = UpdateRule(tried.spec), tried.layout, tried.stateful
     lazy, by_element = lazy_groups(rule.optimizer), sparse_groups(rule.optimizer)
     tables = tuple(i for i in sparse_tables(case.module) if layout.params[i].group in lazy)
