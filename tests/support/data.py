@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache, partial
 from itertools import chain, pairwise
 from typing import Any
 
@@ -15,9 +16,11 @@ from sparkdl import Dataset
 from sparkdl._spark.session import is_connect
 from support.reference import Partition
 
+_digits = cache(partial(load_digits, return_X_y=True))  # which parses a file
+
 
 def digits(rows: int = 700) -> tuple[Any, Any]:
-    x, y = load_digits(return_X_y=True)
+    x, y = _digits()
     return (x[:rows] / 16).astype(np.float32), y[:rows].astype(np.int64)
 
 

@@ -101,10 +101,16 @@ ENDS: dict[str, tuple[When, int]] = {
 
 
 @pytest.mark.whole
-@pytest.mark.jvm
-def test_a_run_that_ends_goes_on_with_the_same_bits(data: Dataset, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "ends",
+    [
+        pytest.param(list(ENDS)[:2], id="on Spark", marks=pytest.mark.jvm),
+        pytest.param(list(ENDS)[2:], id="here"),
+    ],
+)
+def test_a_run_that_ends_goes_on_with_the_same_bits(data: Dataset, tmp_path: Path, ends: list[str]) -> None:
     straight = fit(data, EarlyStopping(50))
-    for number, (how, (hook, iteration)) in enumerate(ENDS.items()):
+    for number, (how, (hook, iteration)) in enumerate((how, ENDS[how]) for how in ends):
         folder = tmp_path / str(number)
         hooks = (EarlyStopping(50), Checkpoint(folder), hook)
         if "Ctrl-C" in how:

@@ -133,7 +133,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("options", with_jvm(OPTIONS, "adam", "clipped", "ema"))
+@pytest.mark.parametrize("options", with_jvm(OPTIONS, "adam", "clipped"))
 def test_no_bit_changes(data: Dataset, options: dict[str, Any]) -> None:
     free = {name: value for name, value in options.items() if name != "num_shards"}
     expected = fit(data, "driver", **options)

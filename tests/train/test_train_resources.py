@@ -48,8 +48,8 @@ def test_one_task_on_each_executor_has_all_its_cores_and_keeps_its_gpu(sessions:
 
 @pytest.mark.cluster
 def test_tasks_of_several_cores_use_them_all(sessions: Any) -> None:
-    spark = sessions.get("local-cluster[2,2,1024]", **{"spark.task.cpus": "2"})
-    assert session.executors(spark) == session.Executors(2, 2, 1)
+    spark = sessions.get("local-cluster[1,2,1024]", **{"spark.task.cpus": "2"})
+    assert session.executors(spark) == session.Executors(1, 2, 1)
     with Dataset.from_numpy(np.zeros((8, 2), np.float32), spark=spark) as data:
         assert loss_of_one_step(data) == 22
 

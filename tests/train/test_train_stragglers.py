@@ -45,7 +45,7 @@ class Sleepy(nn.Module):
         return self.inner(x)
 
 
-def train(spark: Any, module: nn.Module, iterations: int = 16, **options: Any) -> Any:
+def train(spark: Any, module: nn.Module, iterations: int = 12, **options: Any) -> Any:
     with as_dataset(spark, PARTS) as data:
         return Trainer(
             module,
