@@ -21,6 +21,7 @@ from sparkdl.optim.shard.lazy_rows import fresh_state
 from sparkdl.optim.shard.optimizer import UpdateRule
 from sparkdl.optim.shard.run import ShardRun
 from sparkdl.optim.staleness import LATE
+from sparkdl.wire.codec import encode
 from sparkdl.wire.frame import Array
 from sparkdl.wire.layout import ParamLayout, TensorPlace
 from sparkdl.wire.touched_rows import TouchedRows
@@ -98,9 +99,7 @@ def _shard(message: RowGradients, name: str, ids: Ids, layout: ParamLayout) -> S
     if not len(ids):
         places = np.zeros(0, np.int64)
     rows = TouchedRows(layout, {0: places})
-    whole = np.zeros(layout.params[0].shape, layout.dtype)
-    whole[places] = values.reshape(-1, whole.shape[1])
-    return Shard.of(message.source, message.weight, whole.reshape(-1), used, rows)
+    return Shard(message.source, message.weight, encode("fp32", values.reshape(-1)), used, rows.arrays)
 
 
 def _run(
