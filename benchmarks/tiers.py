@@ -102,7 +102,7 @@ class Owner:
         """Look the rows of a batch up, and update them; return how many there are."""
         table = self.table
         ids, counts = np.unique(asked, return_counts=True)
-        table.count(ids, counts, self.iteration, beginning(self.rule, 0, table))
+        table.count(ids, counts, self.iteration, beginning(self.rule, 0))
         _, rows = table.look_up(ids)
         gradients = [RowGradients(0, 1.0, {"table": RowGradient(ids, rows)})]
         update_table(table, "table", 0, self.rule, gradients, Directives(), self.iteration)

@@ -59,13 +59,14 @@ class TableRule:
 class KeyedTable:
     """Rows by id, with their optimizer state, in memory with the bound of ``memory`` if it is there.
 
-    ``scalars`` is the optimizer's state of the table as a whole; ``hot`` counts hot ids of the last look-ups.
+    ``scalars`` is the optimizer's state of the table as a whole; ``hot`` counts hot ids of the last look-ups,
+    ``first`` those of them that are the first of their id since the iteration that was given.
     """
 
     def __init__(self, rule: TableRule, memory: RowMemory | None = None) -> None:
         self.rule = rule
         self.scalars: dict[str, Any] = {}
-        self.hot = 0
+        self.hot = self.first = 0
         self._memory = memory
         self._clear()
 
@@ -121,7 +122,9 @@ class KeyedTable:
         there[there] = self._store.admitted(numbers[there])
         return there, self._store.read(numbers[there], [ROW])[ROW]
 
-    def count(self, ids: Ids, counts: NDArray[np.int64], iteration: int, fresh: FreshState) -> int:
+    def count(
+        self, ids: Ids, counts: NDArray[np.int64], iteration: int, fresh: FreshState, since: int = 0
+    ) -> int:
         """Count look-ups, and give ids that are admitted by this their first row."""
         if self.rule.counters is not None:
             ids, counts = self._let_in(ids, counts, iteration)
@@ -130,6 +133,7 @@ class KeyedTable:
             self._recent = ids, numbers
         total, admitted, before = self._store.count(numbers, counts, iteration)
         self.hot = int(counts[(total > counts) & (before >= iteration - HOT)].sum())
+        self.first = int((before < since).sum())
         new = ~admitted & (total >= self.rule.min_count)
         if not new.any():
             return 0

@@ -147,6 +147,15 @@ def test_work_of_tables_counts_in_the_phase_that_it_belongs_to(
     assert sum(found.values()) == pytest.approx(sum(history.column("seconds")))
 
 
+def test_a_group_counts_each_entry_that_it_changes_once(spark: Any) -> None:
+    with Dataset.from_numpy(PAIRS * FAR, SCORES, spark=spark, num_partitions=2) as data:
+        history = trainer(keyed(), shuffle=False, iterations_per_job=2).fit(data).history
+    changed = history.column("extras.users/changed")
+    for begin in (2, 4, 6, 8):
+        rows = PAIRS[begin % 4 * 60 :][:120]
+        assert sum(changed[begin : begin + 2]) == len(np.unique(rows[:, 0]))
+
+
 @pytest.mark.parametrize(
     "optimizer",
     [

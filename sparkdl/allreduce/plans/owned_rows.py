@@ -148,15 +148,15 @@ def changed(
         evicted = before - len(table)  # ids that waited for a row are gone, too
         me.clock.lap(ROW_UPDATE)
         asked = [message.tables[name] for message in wanted]
-        new = looked_up = hot = 0
+        new = first = looked_up = hot = 0
         seen = distinct(part.ids for part in asked)
         if len(seen):
             counts = np.zeros(len(seen), np.int64)
             for part in asked:
                 counts[np.searchsorted(seen, part.ids)] += part.counts
             fresh = beginning(spec.rule, group) if group is not None else dict
-            new = table.count(seen, counts, iteration, fresh)
-            looked_up, hot = int(counts.sum()), table.hot
+            new = table.count(seen, counts, iteration, fresh, point.start.version.iteration)
+            first, looked_up, hot = table.first, int(counts.sum()), table.hot
         me.clock.lap("weights_in")
         touched[name] = Touched(updated, gone, seen)
         figures[name] = {
@@ -164,7 +164,7 @@ def changed(
             "ids": table.known,
             "new": new,
             "evicted": evicted,
-            "changed": len(seen),
+            "changed": first,  # by this group
             "looked_up": looked_up,
             "hot": hot,
         }
