@@ -34,9 +34,9 @@ def peaks_of_a_fit(spark: Any, numel: int) -> dict[int, float]:
             loss=sync.mean_output,
             optimizer=torch.optim.Adam,
             batch_size=16,
-            end_when=MaxIteration(8),
+            end_when=MaxIteration(4),
             exchange="sharded",
-            iterations_per_job=4,
+            iterations_per_job=2,
             progress=False,
         ).fit(data)
         return {process.pid: sync.peak(process) for process in sync.workers()}
