@@ -338,7 +338,10 @@ def _write(spark: SparkSession, path: str, pieces: Iterable[weights.Chunk], mode
 
     def flush() -> None:
         nonlocal mode
-        df = models_in(spark).in_small_tasks(rows, _COLUMNS).repartition(1)
+        if sum(len(data) for _, data in rows) <= _CHUNK_BYTES:  # one task takes them, and no Python process
+            df = spark.createDataFrame(rows, _COLUMNS).coalesce(1)
+        else:
+            df = models_in(spark).in_small_tasks(rows, _COLUMNS).repartition(1)
         df.write.mode(mode).option("compression", "none").parquet(path)
         mode = "append"
         rows.clear()
@@ -355,8 +358,7 @@ def _read(spark: SparkSession, path: str, folder: str) -> Iterator[weights.Chunk
     """Read pieces in order, some at a time: neither driver nor task ever holds all of them."""
     with explained(path):
         df = spark.read.schema(_COLUMNS).parquet(literal(folder))
-        row = df.agg({"offset": "max"}).first()
-        last = -1 if row is None or row[0] is None else row[0]
+        last = max((offset for (offset,) in df.select("offset").collect()), default=-1)
         for start in range(0, last + 1, _GROUP_BYTES):
             # whole files are passed over by the range of offsets in their footers
             rows = df.filter(f"offset >= {start} and offset < {start + _GROUP_BYTES}").collect()
