@@ -29,6 +29,7 @@ MODULES = (
     "pyspark.worker",
     "pandas",
     "pyarrow",
+    "pyspark.ml.linalg",  # of the columns of classifiers: with all of pyspark.ml, 0.6 s of each worker
     "torch._dynamo",  # torch imports its compiler with the first optimizer
     "sparkdl.train",
     "sparkdl.ml.stages.scorer",

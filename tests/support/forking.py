@@ -7,7 +7,11 @@ fails or is not read to its end.
 from __future__ import annotations
 
 import gc
+import sys
 from importlib import import_module
+
+# PySpark as it is installed comes before its archive, in which no module is compiled.
+sys.path.sort(key=lambda path: path.endswith("pyspark.zip"))
 
 from pyspark import daemon
 
@@ -18,11 +22,17 @@ NAME = "support.forking"
 MODULES = (
     "pandas",
     "pyarrow.pandas_compat",
+    "pyspark.ml",
     "pyspark.worker",
     "sparkdl.access.classic",
+    "sparkdl.access.classic_models",
     "sparkdl.ml",
     "sparkdl.ml.stages.scorer",
+    "sparkdl.ml.stages.tabular_fit",
+    "sparkdl.ml.stages.udf",
+    "sparkdl.nn.losses",
     "sparkdl.nn.models.mlp",
+    "sparkdl.nn.models.tabular",
     "sparkdl.train",
     "torch._dynamo",
     "torch.utils.serialization",
