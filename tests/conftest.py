@@ -35,7 +35,7 @@ os.environ["SPARK_DAEMON_JAVA_OPTS"] = JVM_OPTIONS  # of masters and workers
 # Tests run many small queries, each once: the Java code that Spark writes for one costs more to compile
 # than it saves. Programs that tests start have Spark's default.
 INTERPRETED = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
-WITHOUT_JVM = {"distill", "hf", "online", "train", "tune"}
+WITHOUT_JVM = {"distill", "hf", "nn", "online", "summary", "train", "tune"}
 """Folders whose tests do without a JVM if they are not marked ``jvm``."""
 DIRECT = {"auto", "ml", "test_docs.py"}
 """Folders and files whose fits on a local session exchange directly, as users' do; the others, by shuffles.
