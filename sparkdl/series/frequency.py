@@ -49,8 +49,12 @@ class Frequency:
 
     @property
     def season(self) -> int:
-        """Usual number of steps of a season: a day of hours, a week of days, a year of weeks or months."""
-        return max(1, _SEASONS[self.unit] // self.every)
+        """Usual number of steps of a season: a day of hours, a week of days, a year of weeks or months.
+
+        It is 1 where no whole number of steps makes a season.
+        """
+        steps, rest = divmod(_SEASONS[self.unit], self.every)
+        return 1 if rest else steps
 
     def steps(self, times: Array) -> Array:
         """Return each time's step number, 0 for the first; int64 microseconds, or integers without a unit."""

@@ -104,6 +104,12 @@ def test_seasons() -> None:
     ]
 
 
+@pytest.mark.parametrize("text", ["2D", "3D", "5h", "5M", "3Q", "2Y", "90min", "2"])
+def test_steps_that_no_season_is_a_multiple_of_have_none(text: str) -> None:
+    """As `get_seasonality` of GluonTS has it: three steps of two days are no week."""
+    assert Frequency.of(text).season == 1
+
+
 @pytest.mark.parametrize(
     ("missing", "expected"),
     [("linear", [1, 2, 3, 4, 7]), ("previous", [1, 1, 1, 4, 7]), ("zero", [1, 0, 0, 4, 7])],
