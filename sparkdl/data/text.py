@@ -74,7 +74,9 @@ class TextIndex:
     def __call__(self, text: str | Sequence[str | None]) -> list[int]:
         """Return the numbers of a text, or of tokens that were found before; a null token is unknown."""
         if isinstance(text, str):
-            tokens: Sequence[str | None] = tokenize(text, self.pattern, self.lowercase)
+            found = tokenize(text, self.pattern, self.lowercase)
+            # a text that holds the name of padding has a word there
+            tokens: Sequence[str | None] = [None if t == self.vocabulary[PADDING] else t for t in found]
         elif isinstance(text, Sequence):
             tokens = text
         else:

@@ -55,6 +55,11 @@ def test_padding_and_truncation_at_the_start() -> None:
     assert index("") == [0, 0, 0]
 
 
+def test_a_text_that_holds_the_name_of_padding_has_an_unknown_word_there() -> None:
+    index = TextIndex(WORDS, 5, pattern=r"\S+")
+    assert index("the <pad> cat <unk>") == [2, 1, 3, 1, 0]
+
+
 def test_an_index_travels_without_its_table() -> None:
     index = TextIndex(list(WORDS), 3)  # type: ignore[arg-type]
     before = pickle.dumps(index)

@@ -80,7 +80,8 @@ class TextIndexer(Estimator["TextIndexerModel"], _IndexParams, Settable, StoredS
     ``RegexTokenizer`` or ``StopWordsRemover``. The output column is ``array<int>``; its length and dtype
     (int64, as ``nn.Embedding`` takes it) are in the column's metadata, where :class:`sparkdl.Dataset` finds
     them. Number 0 is padding, number 1 stands for tokens outside the vocabulary, and the others follow by
-    falling count, equal counts in the order of the alphabet.
+    falling count, equal counts in the order of the alphabet. Where a text holds the name of the padding token
+    it has an unknown one; in an array this stands for padding.
 
     Null texts do not count in a fit; in a transform they are invalid (``handleInvalid``). A text without a
     token is all padding.
