@@ -22,6 +22,13 @@ _FILE, _SETTINGS = "tokenizer.json", "tokenizer_config.json"
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 """What a tokeniser can make, in the order of the columns."""
 
+_CLEAN_UP = (
+    "clean_up_tokenization_spaces",
+    "clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output",
+)
+_SPACES = ((" .", "."), (" ?", "?"), (" !", "!"), (" ,", ","), (" ' ", "'"), (" n't", "n't"), (" 'm", "'m"))
+_SPACES += ((" 's", "'s"), (" 've", "'ve"), (" 're", "'re"))
+
 _NO_LIMIT = 1_000_000  # transformers writes 1e30 where there is none
 
 
@@ -36,6 +43,7 @@ class UserTokenizer:
     padding_side: str = "right"  # ``"right"`` or ``"left"``
     truncation_side: str = "right"  # the side at which longer texts are cut off, likewise
     split_special_tokens: bool = False  # whether special tokens that a text holds are cut up as its words are
+    clean_up: bool = False  # whether spaces before punctuation are taken out of texts that tokens become
 
 
 def given(tokenizer: Any) -> UserTokenizer:
@@ -62,6 +70,7 @@ def given(tokenizer: Any) -> UserTokenizer:
         "padding_side": tokenizer.padding_side,
         "truncation_side": tokenizer.truncation_side,
         "split_special_tokens": getattr(tokenizer, "split_special_tokens", False),
+        **{name: getattr(tokenizer, name, False) for name in _CLEAN_UP},
     }
     return _with_settings(backend.to_str(), settings)
 
@@ -100,7 +109,15 @@ def _with_settings(text: str, settings: Mapping[str, Any]) -> UserTokenizer:
         padding_side=sides[0],
         truncation_side=sides[1],
         split_special_tokens=settings.get("split_special_tokens") is True,
+        clean_up=_cleans_up(settings, content),
     )
+
+
+def _cleans_up(settings: Mapping[str, Any], content: Mapping[str, Any]) -> bool:
+    """Return whether transformers cleans texts up; for byte pairs it must be asked twice."""
+    cleans, of_pairs = (settings.get(name) is True for name in _CLEAN_UP)
+    model = content.get("model")
+    return cleans and (of_pairs or not isinstance(model, Mapping) or model.get("type") != "BPE")
 
 
 def _side(what: str, settings: Mapping[str, Any], content: Mapping[str, Any]) -> str:
@@ -205,6 +222,7 @@ class Decoding:
 
     text: str  # a ``tokenizer.json``
     skip_special: bool = True  # whether special tokens, such as padding, are left out
+    clean_up: bool = False  # whether spaces before punctuation are taken out
     arity: int = 1
     names: tuple[str, ...] = ()
 
@@ -215,8 +233,13 @@ class Decoding:
             rows = [None if ids is None else [int(token) for token in ids] for ids in batch.to_pylist()]
             known = [ids for ids in rows if ids is not None]
             with _explained("the tokenizer.json cannot be used"):
-                texts = iter(tokenizer.decode_batch(known, self.skip_special))
+                texts = map(self._cleaned, tokenizer.decode_batch(known, self.skip_special))
             yield pa.array([None if ids is None else next(texts) for ids in rows], pa.string())
+
+    def _cleaned(self, text: str) -> str:
+        for found, instead in _SPACES if self.clean_up else ():
+            text = text.replace(found, instead)
+        return text
 
 
 def token_id(text: str, token: str) -> int | None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from sparkdl.exceptions import ConfigError
@@ -72,3 +73,28 @@ def test_a_tokenizer_json_says_where_texts_are_filled_up_and_cut_off(tmp_path: P
             assert encoding.tokens(text)["input_ids"] == plain.encode(text).ids
     (tmp_path / "tokenizer_config.json").write_text('{"padding_side": "right"}')
     assert tokens.given(tmp_path).padding_side == "right"
+
+
+@pytest.mark.parametrize("kind", ["WordPiece", "BPE"])
+@pytest.mark.parametrize("settings", [(), ("",), ("", "_for_bpe_even_though_it_will_corrupt_output")])
+def test_texts_are_cleaned_up_as_by_transformers(kind: str, settings: Any, tmp_path: Path) -> None:
+    from transformers import PreTrainedTokenizerFast
+
+    words = ["[UNK]", "it", "is", "n't", "so", ".", ",", "'", "we", "'re", "'s", "fine"]
+    words += ["!", "?", "'ve", "'m"]
+    numbers = {word: n for n, word in enumerate(words)}
+    if kind == "BPE":
+        own = tokenizers.Tokenizer(tokenizers.models.BPE(numbers, []))
+    else:
+        own = tokenizers.Tokenizer(tokenizers.models.WordPiece(numbers, unk_token="[UNK]"))
+        own.decoder = tokenizers.decoders.WordPiece(cleanup=False)
+    cleaning = {f"clean_up_tokenization_spaces{name}": True for name in settings}
+    fast = PreTrainedTokenizerFast(tokenizer_object=own, **cleaning)
+    fast.save_pretrained(tmp_path)
+    rows = [[1, 2, 3, 4, 5], [8, 9, 11, 12, 13], [4, 7, 8, 7, 11, 6, 14, 15, 10], [], list(range(16))]
+    expected = fast.batch_decode(rows)
+    assert (" ." in expected[0]) is not (bool(settings) and (kind != "BPE" or len(settings) > 1))
+    for given in (fast, tmp_path):
+        found = tokens.given(given)
+        (texts,) = tokens.Decoding(found.text, clean_up=found.clean_up)(iter([pa.array(rows)]))
+        assert texts.to_pylist() == expected

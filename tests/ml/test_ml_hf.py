@@ -291,6 +291,16 @@ def test_generation_and_its_text(texts: Any) -> None:
         assert row.said == tokenizer().decode([int(n) for n in row.ids], skip_special_tokens=True)
 
 
+def test_a_saved_tokeniser_cleans_texts_up_as_it_did(spark: Any, tmp_path: Path) -> None:
+    tokenizer().save_pretrained(tmp_path / "plain")
+    fast = type(tokenizer()).from_pretrained(tmp_path / "plain", clean_up_tokenization_spaces=True)
+    ids = fast("a mat , and so on .", add_special_tokens=False)["input_ids"]
+    HFTokenizer(tokenizer=fast, inputCol="text").save(str(tmp_path / "stage"))
+    decoder = HFTokenizer.load(str(tmp_path / "stage")).decoder("ids", "said")
+    found = decoder.transform(spark.createDataFrame([(ids,)], "ids array<int>")).first().said
+    assert found == fast.decode(ids) != tokenizer().decode(ids)
+
+
 @pytest.mark.whole
 def test_one_model_in_each_process(texts: Any) -> None:
     """Models are unpickled once in a Python worker, whatever the number of tasks."""

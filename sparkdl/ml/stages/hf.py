@@ -37,6 +37,7 @@ class _Tokenizing(HasEntries, Transformer, HasInputCol, Settable, StoredStage):
     """What both stages hold: a ``tokenizer.json``."""
 
     json: str
+    clean_up: bool  # of texts that tokens become
 
     _input_kwargs: dict[str, Any]
 
@@ -44,12 +45,12 @@ class _Tokenizing(HasEntries, Transformer, HasInputCol, Settable, StoredStage):
 
     def _hold(self, tokenizer: Any) -> tokens.UserTokenizer | None:
         """Hold the tokeniser that the constructor was given, if any, and return what it says of itself."""
-        self.json = ""
+        self.json, self.clean_up = "", False
         if tokenizer is None:
             return None
         given = tokens.given(tokenizer)
         tokens.check(given.text)
-        self.json = given.text
+        self.json, self.clean_up = given.text, given.clean_up
         return given
 
     def _set_given(self) -> None:
@@ -73,14 +74,14 @@ class _Tokenizing(HasEntries, Transformer, HasInputCol, Settable, StoredStage):
         return self.json
 
     def _stored(self) -> dict[str, Any]:
-        return {"formatVersion": 1, "tokenizer": self._text()}
+        return {"formatVersion": 1, "tokenizer": self._text(), "cleanUp": self.clean_up}
 
     def _restore(self, metadata: Mapping[str, Any], path: str) -> None:
         text = metadata.get("tokenizer")
         if not isinstance(text, str):
             raise ConfigError(f"path={path!r} holds no tokenizer.json", code="config-saved")
         tokens.check(text)
-        self.json = text
+        self.json, self.clean_up = text, metadata.get("cleanUp") is True
 
 
 class HFTokenizer(_Tokenizing, HandleInvalid, HasErrorCol, HasOutputCols):
@@ -241,7 +242,7 @@ class HFTokenizer(_Tokenizing, HandleInvalid, HasErrorCol, HasOutputCols):
     def decoder(self, inputCol: str, outputCol: str) -> HFDecoder:
         """Return the stage that turns token numbers into texts."""
         stage = HFDecoder(inputCol=inputCol, outputCol=outputCol)
-        stage.json = self._text()
+        stage.json, stage.clean_up = self._text(), self.clean_up
         return stage
 
     def _transform(self, dataset: DataFrame) -> DataFrame:
@@ -283,7 +284,7 @@ class HFTokenizer(_Tokenizing, HandleInvalid, HasErrorCol, HasOutputCols):
 
 
 class HFDecoder(_Tokenizing, HasOutputCol):
-    """Turns rows of token numbers, such as a model generates, into texts.
+    """Turns rows of token numbers, such as a model generates, into texts, as the tokeniser's ``decode`` does.
 
     Args:
         tokenizer: as of :class:`HFTokenizer`.
@@ -325,7 +326,8 @@ class HFDecoder(_Tokenizing, HasOutputCol):
                 code="data-type",
             )
         _check_new(dataset, self.getOutputCol())
-        udf = make_udf(Decoding(self._text(), self.getSkipSpecialTokens()), T.StringType())
+        decoding = Decoding(self._text(), self.getSkipSpecialTokens(), self.clean_up)
+        udf = make_udf(decoding, T.StringType())
         return _rows(dataset, name).withColumn(self.getOutputCol(), udf(quoted(name)))
 
 
