@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from sparkdl.exceptions import ConfigError
-from sparkdl.hf.outputs import is_adapted, is_model
+from sparkdl.hf.outputs import as_configured, is_adapted, is_model, takes_by_name
+from sparkdl.hf.padding import by_length, check_repeats, reads_before, reads_behind
 from sparkdl.hf.sampling import sampled, seeds_of
 
 _POOLINGS = ("mean", "cls", "last")
@@ -31,8 +32,6 @@ _OF_ALL_TOKENS = {
 }
 """Options that look at all tokens of a row, also those that only fill it up; and what changes nothing."""
 
-# kinds of models that do not pass over padding when they generate
-_WITHOUT_MASK = ("xlnet", "rwkv", "recurrent_gemma", "minimax")
 # kinds whose state lies in the module: beams mix it up, and a text of one token goes on from the one before
 _WITHOUT_CACHE = ("recurrent_gemma",)
 _SHORTEST = 16  # copying keys and values of fewer tokens of a prefix gains nothing
@@ -63,6 +62,7 @@ class Embedder(nn.Module):
                 f"model: {type(model).__name__} has a prompt or prefix that was learned, and the hidden "
                 "states of its base alone would be pooled; take adapters in its layers, such as LoRA"
             )
+        check_repeats(model)
         self.model = model
         self.pooling = pooling
         self.normalize = normalize
@@ -78,9 +78,21 @@ class Embedder(nn.Module):
             given["token_type_ids"] = token_type_ids
         columns = _from_the_left(mask)
         given = {name: values.gather(1, columns) for name, values in given.items()}
-        hidden: Tensor = model.base_model(**given).last_hidden_state
-        vectors = self._pooled(hidden, given["attention_mask"])
+        if reads_behind(model):
+            vectors = self._by_length(model, given)
+        else:
+            vectors = self._pooled(model.base_model(**given).last_hidden_state, given["attention_mask"])
         return nn.functional.normalize(vectors, dim=-1) if self.normalize else vectors
+
+    def _by_length(self, model: Any, given: Mapping[str, Tensor]) -> Tensor:
+        """Return the vectors of texts of which those of one length share a pass."""
+        parts, places = [], []
+        for length, some in by_length(given["attention_mask"]):
+            as_configured(model)
+            part = {name: values[some, :length] for name, values in given.items()}
+            parts.append(self._pooled(model.base_model(**part).last_hidden_state, part["attention_mask"]))
+            places.append(some)
+        return torch.cat(parts)[torch.cat(places).argsort()]
 
     def _pooled(self, hidden: Tensor, mask: Tensor) -> Tensor:
         if self.pooling == "cls":
@@ -127,6 +139,7 @@ class Generator(nn.Module):
         unknown = sorted(set(options or {}) - _OPTIONS)
         if unknown:
             raise ConfigError(f"options: {unknown[0]!r} is not among {', '.join(sorted(_OPTIONS))}")
+        check_repeats(model)
         self.model = model
         self.max_new_tokens = max_new_tokens
         self.options = dict(options or {})
@@ -146,13 +159,12 @@ class Generator(nn.Module):
             input_ids, mask = _to_the_right(input_ids, mask, options["pad_token_id"])
         seeds = seeds_of(input_ids, mask, self.seed) if options["do_sample"] else None
         of_all = any(self._setting(name, nothing) != nothing for name, nothing in _OF_ALL_TOKENS.items())
-        if not of_all and model.config.model_type not in _WITHOUT_MASK:
+        reads = reads_behind if model.config.is_encoder_decoder else reads_before
+        if not of_all and not reads(model):
             return self._continued(input_ids, mask, options, seeds)
         input_ids, mask = _to_the_right(input_ids, mask, options["pad_token_id"])
-        lengths = (mask != 0).sum(dim=1).clamp(min=1)
         rows = input_ids.new_empty(len(input_ids), self.max_new_tokens)
-        for length in sorted(set(lengths.tolist())):  # padding would count as tokens of the text
-            some = (lengths == length).nonzero()[:, 0]
+        for length, some in by_length(mask):  # padding would count as tokens of the text
             own = None if seeds is None else [seeds[n] for n in some.tolist()]
             rows[some] = self._continued(input_ids[some, -length:], mask[some, -length:], options, own)
         return rows
@@ -187,6 +199,7 @@ class Generator(nn.Module):
     def _generated(self, input_ids: Tensor, mask: Tensor, **options: Any) -> Tensor:
         """Return the new tokens."""
         model: Any = self.model
+        as_configured(model)
         options |= {"num_return_sequences": 1, "return_dict_in_generate": False}
         found: Tensor = model.generate(
             input_ids=input_ids, attention_mask=mask, max_new_tokens=self.max_new_tokens, **options
@@ -252,7 +265,10 @@ def shared_prefix(model: Any, ids: Tensor, mask: Tensor) -> Any:
         return None
     longest = int(before.argmin())
     first = ids[longest, int(before[longest]) :][None, :count]
-    output = model(input_ids=first, attention_mask=torch.ones_like(first), use_cache=True)
+    given = {"input_ids": first, "attention_mask": torch.ones_like(first)}
+    if takes_by_name(model, ("position_ids",)):  # RoBERTa counts from another number without them
+        given["position_ids"] = torch.arange(count, device=ids.device)[None]
+    output = model(**given, use_cache=True)
     cache: Any = getattr(output, "past_key_values", None)
     layers = getattr(cache, "layers", ())
     if type(cache).__name__ != "DynamicCache" or any(type(one).__name__ != "DynamicLayer" for one in layers):
@@ -263,7 +279,7 @@ def shared_prefix(model: Any, ids: Tensor, mask: Tensor) -> Any:
     token = (columns - before[:, None]).clamp(min=0)
     shared = type(cache)()
     for number, layer in enumerate(layers):
-        if layer.keys.ndim != 4 or layer.keys.shape[2] != count:
+        if layer.keys is None or layer.keys.ndim != 4 or layer.keys.shape[2] != count:
             return None
         keys, values = (part[0][:, token].transpose(0, 1) for part in (layer.keys, layer.values))
         shared.update(keys.contiguous(), values.contiguous(), number)

@@ -57,10 +57,26 @@ def takes_by_name(thing: object, names: Iterable[str]) -> bool:
     return set(names) <= inspect.signature(inner.forward).parameters.keys()
 
 
-def check_ends(module: nn.Module, inputs: Any) -> None:
+def get_ready(module: nn.Module, inputs: Any) -> None:
+    """Check a model's inputs, and let it go on as it was configured."""
+    if is_model(module):
+        _check_ends(module, inputs)
+        as_configured(module)
+
+
+def as_configured(model: Any) -> None:
+    """Undo what a short batch did to BigBird, which turns to full attention for it, and would stay so."""
+    base = (model.get_base_model() if is_adapted(model) else model).base_model
+    for part in (base, getattr(base, "encoder", None)):
+        config = getattr(part, "config", None)
+        if hasattr(part, "set_attention_type") and not config.is_decoder:
+            part.set_attention_type(config.attention_type)
+
+
+def _check_ends(module: nn.Module, inputs: Any) -> None:
     """Check that no row ends with padding for a model whose head reads the last token of each, as XLNet's."""
     kind = getattr(getattr(module, "sequence_summary", None), "summary_type", "")
-    if kind != "last" or not is_model(module) or not isinstance(inputs, Mapping):
+    if kind != "last" or not isinstance(inputs, Mapping):
         return
     mask = inputs.get("attention_mask")
     if isinstance(mask, Tensor) and mask.dim() == 2 and bool((mask[:, -1:] == 0).any()):
@@ -106,7 +122,7 @@ def own_step(module: nn.Module, batch: BatchLike) -> Any:
             "loss=, such as torch.nn.CrossEntropyLoss(reduction='none')",
             code="model-output",
         )
-    check_ends(module, batch.inputs)
+    get_ready(module, batch.inputs)
     result = with_loss(_call(module, batch.inputs, _labels(name, batch.label)))
     if not isinstance(result, Mapping) or "loss" not in result:
         given = "with the label" if batch.label is not None else "without a label column"

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sparkdl.hf.outputs import check_ends, plain
+from sparkdl.hf.outputs import get_ready, plain
 from sparkdl.nn.vector_math import bind
 
 Inputs = Tensor | tuple[Tensor, ...] | Mapping[str, Tensor]
@@ -111,9 +111,9 @@ def call(module: nn.Module, inputs: Inputs) -> Any:
 
     A ``ModelOutput`` of Hugging Face becomes its tensors, see :func:`sparkdl.hf.outputs.plain`.
     """
+    get_ready(module, inputs)
     if isinstance(inputs, Tensor):
         return plain(module(inputs))
     if isinstance(inputs, Mapping):
-        check_ends(module, inputs)
         return plain(module(**inputs))
     return plain(module(*inputs))

@@ -17,6 +17,7 @@ from sparkdl.data.collate import check_mask
 from sparkdl.data.columns import ColumnPlan
 from sparkdl.data.loose import array_of, filled, spread
 from sparkdl.exceptions import ConfigError, DataError, ModelError
+from sparkdl.hf.padding import reads_behind
 from sparkdl.ml.stages.outputs import decide, probability_of, raw_of
 from sparkdl.nn.batch import Inputs, group, map_tensors
 from sparkdl.nn.export import check_onnx, to_onnx
@@ -297,6 +298,12 @@ class Predictor:
             args, kwargs = spread(args, kwargs)
         specs = self._specs(len(args), kwargs)
         if any(map(_differ, (*args, *kwargs.values()))):
+            if reads_behind(self._module):
+                raise DataError(
+                    f"rows differ in length, and {type(self._module).__name__} reads what fills them up, "
+                    "whatever attention_mask says: give those of one length at a time",
+                    code="data-shape",
+                )
             args, kwargs = filled(args, kwargs)
         tensors = [self._tensor(value, specs.get(i), "", f"input {i}") for i, value in enumerate(args)]
         tensors += [self._tensor(value, specs.get(name), name) for name, value in kwargs.items()]

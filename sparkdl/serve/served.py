@@ -15,6 +15,7 @@ from sparkdl.data import ragged, sparse
 from sparkdl.data.collate import MASK, tensor_of
 from sparkdl.data.columns import ColumnPlan, structure_of
 from sparkdl.exceptions import ConfigError, DataError
+from sparkdl.hf.padding import reads_behind
 from sparkdl.ml.estimators.model import TorchClassificationModel, TorchModel, TorchRegressionModel
 from sparkdl.ml.persistence.saving import instance_of
 from sparkdl.ml.persistence.stored import explained, set_params
@@ -82,7 +83,8 @@ class ServedModel:
                 f"what {self.name} takes is not known: make it with from_module(module, example=rows)"
             )
         # A mask hides what fills shorter rows up, and 0 in sparse rows is no value.
-        self._padded = MASK in self._structure.names or all(p.part or not p.ragged for p in self._plans)
+        masked = MASK in self._structure.names and not reads_behind(self._module)
+        self._padded = masked or all(p.part or not p.ragged for p in self._plans)
         typical = [replace(p, shape=(ragged.ANY,)) if p.ragged else p for p in self._plans]
         self.batch_size = inference.batch_size or rows_per_batch(typical)
 
