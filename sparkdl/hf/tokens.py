@@ -26,8 +26,10 @@ _CLEAN_UP = (
     "clean_up_tokenization_spaces",
     "clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output",
 )
-_SPACES = ((" .", "."), (" ?", "?"), (" !", "!"), (" ,", ","), (" ' ", "'"), (" n't", "n't"), (" 'm", "'m"))
-_SPACES += ((" 's", "'s"), (" 've", "'ve"), (" 're", "'re"))
+_SPACES = (
+    *((" .", "."), (" ?", "?"), (" !", "!"), (" ,", ","), (" ' ", "'"), (" n't", "n't"), (" 'm", "'m")),
+    *((" 's", "'s"), (" 've", "'ve"), (" 're", "'re")),
+)
 
 _NO_LIMIT = 1_000_000  # transformers writes 1e30 where there is none
 
