@@ -68,9 +68,10 @@ def as_configured(model: Any) -> None:
     """Undo what a short batch did to BigBird, which turns to full attention for it, and would stay so."""
     base = (model.get_base_model() if is_adapted(model) else model).base_model
     for part in (base, getattr(base, "encoder", None)):
-        config = getattr(part, "config", None)
-        if hasattr(part, "set_attention_type") and not config.is_decoder:
-            part.set_attention_type(config.attention_type)
+        turn: Any = getattr(part, "set_attention_type", None)
+        config: Any = getattr(part, "config", None)
+        if turn is not None and not config.is_decoder:
+            turn(config.attention_type)
 
 
 def _check_ends(module: nn.Module, inputs: Any) -> None:
