@@ -78,6 +78,7 @@ class ShardOptimizer:
         self.start = start
         self.stop = stop
         self.division = Division(spec, layout)
+        self._has_stepped = False
         self._bound: dict[tuple[_Stretch, ...], _Bound] = {}
         fresh = self.division.fresh(start, stop)
         self.runs = list(fresh) if state is None else self.division.joined(read_runs(state))
@@ -138,7 +139,7 @@ class ShardOptimizer:
         for run in self.runs:
             if weights.device.type != "cpu" or not self.division.comes_in_blocks(run):
                 blocks.append((run, [run]))
-            elif run.state:
+            elif run.state or self._has_stepped:  # without a state it makes none, or has had no gradient
                 blocks.append((run, run.blocks()))
             else:
                 for part in one_by_one(run):
@@ -150,6 +151,7 @@ class ShardOptimizer:
             if len(parts) > 1:
                 run.take_back(parts)
         self._own_memory(gradient)
+        self._has_stepped = True
 
     def _own_memory(self, gradient: torch.Tensor) -> None:
         """Copy state that lies in the gradient's memory, which the next step's gradient may take.
