@@ -9,15 +9,20 @@ import time
 from collections.abc import Iterator
 from functools import partial
 from itertools import combinations
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from support.peers import LIMIT, at_once, pair
 
+from sparkdl.allreduce.messages.step import Shard
+from sparkdl.allreduce.plan import ToSelf
 from sparkdl.allreduce.transport.direct.connection import ALL, END, FRAME, HELLO, Connection
 from sparkdl.allreduce.transport.direct.mesh import Mesh
 from sparkdl.allreduce.transport.direct.peer import LostPeerError
+from sparkdl.allreduce.transport.direct.task import _Mine
+from sparkdl.compute.local_store import LocalStore
 
 GROUP = 11
 
@@ -297,3 +302,18 @@ def test_ranks_begin_with_different_ones(monkeypatch: pytest.MonkeyPatch) -> Non
         at_once(*(partial(exchange, made.mesh(n), [(n, ALL, [bytes([n])])]) for n in range(4)))
     orders = [[1, 2, 3], [2, 3, 0], [3, 0, 1], [0, 1, 2]]
     assert begun == {bytes([n]): [bytes([to]) for to in order] for n, order in enumerate(orders)}
+
+
+@pytest.mark.parametrize("local", [True, False])
+def test_what_a_rank_sends_itself_is_not_what_the_next_one_writes(tmp_path: Path, local: bool) -> None:
+    """Ranks of one process compute one after the other, in the same memory."""
+    values, files = np.ones(3, np.float32), LocalStore(str(tmp_path))
+    shard = Shard.of(0, 1.0, values, np.ones(1, np.bool_))
+    mine = _Mine(0, files, local, copies=True)
+    with files.holding():
+        mine.send(ToSelf("gradient-0", [shard], lent=True))
+        mine.send_all(shard)
+        files.keep_lent()
+        values[:] = 7
+        found: list[Any] = [*mine.read(), *mine.sent]
+    assert [one.coded.arrays["gradient"].tolist() for one in found] == [[1.0] * 3] * 2
