@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from sparkdl.exceptions import ConfigError
-from sparkdl.hf.outputs import as_configured, is_adapted, is_model, takes_by_name
+from sparkdl.hf.outputs import as_configured, is_adapted, is_model, takes_by_name, without_adapter
 from sparkdl.hf.padding import by_length, check_repeats, reads_before, reads_behind
 from sparkdl.hf.sampling import sampled, seeds_of
 
@@ -71,7 +71,7 @@ class Embedder(nn.Module):
         self, input_ids: Tensor, attention_mask: Tensor | None = None, token_type_ids: Tensor | None = None
     ) -> Tensor:
         """Return vectors, shape (rows, hidden)."""
-        model: Any = self.model.get_base_model() if is_adapted(self.model) else self.model  # type: ignore[operator]
+        model = without_adapter(self.model)
         mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
         given = {"input_ids": input_ids, "attention_mask": mask}
         if token_type_ids is not None:

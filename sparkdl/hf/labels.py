@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from sparkdl.hf.outputs import is_adapted, is_model
+from sparkdl.hf.outputs import is_model, without_adapter
 
 _UNNAMED = "LABEL_"
 
@@ -44,5 +44,4 @@ def _config(module: nn.Module) -> Any:
     """Return a model's configuration; ``None`` if it is no model of Hugging Face."""
     if not is_model(module):
         return None
-    model: Any = module
-    return model.get_base_model().config if is_adapted(module) else model.config
+    return without_adapter(module).config

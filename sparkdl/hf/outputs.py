@@ -45,6 +45,11 @@ def is_adapted(thing: object) -> bool:
     return isinstance(thing, nn.Module) and _is_of(thing, _MODELS[1:])
 
 
+def without_adapter(model: Any) -> Any:
+    """Return the model of ``transformers`` that one of ``peft`` adapts; any other as it is."""
+    return model.get_base_model() if is_adapted(model) else model
+
+
 def takes_by_name(thing: object, names: Iterable[str]) -> bool:
     """Return whether something is such a model, and names are all those of arguments of its forward method.
 
@@ -52,9 +57,7 @@ def takes_by_name(thing: object, names: Iterable[str]) -> bool:
     """
     if not is_model(thing):
         return False
-    model: Any = thing
-    inner = model.get_base_model() if is_adapted(model) else model
-    return set(names) <= inspect.signature(inner.forward).parameters.keys()
+    return set(names) <= inspect.signature(without_adapter(thing).forward).parameters.keys()
 
 
 def get_ready(module: nn.Module, inputs: Any) -> None:
@@ -66,7 +69,7 @@ def get_ready(module: nn.Module, inputs: Any) -> None:
 
 def as_configured(model: Any) -> None:
     """Undo what a short batch did to BigBird, which turns to full attention for it, and would stay so."""
-    base = (model.get_base_model() if is_adapted(model) else model).base_model
+    base = without_adapter(model).base_model
     for part in (base, getattr(base, "encoder", None)):
         turn: Any = getattr(part, "set_attention_type", None)
         config: Any = getattr(part, "config", None)
@@ -81,7 +84,7 @@ def _check_ends(module: nn.Module, inputs: Any) -> None:
         return
     mask = inputs.get("attention_mask")
     if isinstance(mask, Tensor) and mask.dim() == 2 and bool((mask[:, -1:] == 0).any()):
-        name = type(module.get_base_model() if is_adapted(module) else module).__name__  # type: ignore[operator]
+        name = type(without_adapter(module)).__name__
         raise ModelError(
             f"{name} reads the last token of each row, and rows end with padding: what it says would depend "
             "on the rows beside them. Fill rows up on the left: HFTokenizer(padding='max_length', "

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from sparkdl.exceptions import ConfigError
-from sparkdl.hf.outputs import is_adapted, is_model, takes_by_name
+from sparkdl.hf.outputs import is_model, takes_by_name, without_adapter
 
 # kinds that read padding behind a text in spite of the mask: it is mixed in, hashed, pooled, or a neighbour,
 # or decides which tokens are looked at
@@ -36,7 +36,7 @@ def reads_behind(module: object) -> bool:
     """Return whether what a model says of a text depends on padding behind it."""
     if not is_model(module):
         return False
-    inner = _inner(module)
+    inner = without_adapter(module)
     configs = [inner.config, getattr(inner.config, "encoder", None)]
     kinds = {getattr(config, "model_type", None) for config in configs}
     return bool(kinds & _READ_IT) or not takes_by_name(inner, ("attention_mask",))
@@ -50,7 +50,7 @@ def reads_before(model: Any) -> bool:
     """
     from transformers import GenerationMixin
 
-    inner = _inner(model)
+    inner = without_adapter(model)
     kind = inner.config.model_type
     if kind in _PASS_OVER_IT:
         return False
@@ -68,7 +68,7 @@ def by_length(mask: Tensor) -> Iterator[tuple[int, Tensor]]:
 
 def check_repeats(model: Any) -> None:
     """Check that a model says the same of a text each time: Reformer may draw, or fit to its first text."""
-    config = _inner(model).config
+    config = without_adapter(model).config
     if config.model_type != "reformer" or "lsh" not in config.attn_layers:
         return
     for name in ("hash_seed", "num_buckets"):
@@ -77,7 +77,3 @@ def check_repeats(model: Any) -> None:
                 f"model: {type(model).__name__} has config.{name}=None: its hashes, and so its answers, "
                 f"differ from call to call, or depend on the first text; build it with config.{name} set"
             )
-
-
-def _inner(model: Any) -> Any:
-    return model.get_base_model() if is_adapted(model) else model

@@ -120,15 +120,16 @@ class Scorer:
             return self._forward(model, columns)
         tokens = self.batch_tokens or (None if self.batch_size else _BATCH_TOKENS)
         order = np.argsort(-lengths, kind="stable")
-        ends = np.cumsum(np.unique(-lengths, return_counts=True)[1])  # of the rows of each length, in order
-        alike = reads_behind(model.module)
+        ends = None  # of the rows of each length, in order, if only those share a pass
+        if reads_behind(model.module):
+            ends = np.cumsum(np.unique(-lengths, return_counts=True)[1])
         parts: list[dict[int | str | None, Array]] = []
         begin = 0
         while begin < len(order):
             rows = self.batch_size or len(order)
             if tokens is not None:
                 rows = min(rows, max(1, tokens // max(1, int(lengths[order[begin]]))))
-            if alike:
+            if ends is not None:
                 rows = min(rows, int(ends[np.searchsorted(ends, begin, side="right")]) - begin)
             chosen = order[begin : begin + rows]
             parts.append(self._forward(model, {key: array[chosen] for key, array in columns.items()}))
