@@ -25,6 +25,7 @@ from sparkdl.wire.frame import Array
 Addresses = Sequence[str] | str | Callable[[], Sequence[str]]
 _PAUSES = (0.1, 2.0)  # seconds between two rounds over all servers: the first one, and the longest
 _LONGEST = 64 << 10  # bytes that are read of an error, or of what a server says of its model
+_LARGEST = 1 << 30  # bytes of an answer to rows
 
 
 class Unavailable(Exception):  # noqa: N818 - no error: another server is asked
@@ -191,7 +192,7 @@ class Client:
                 connection.request(method, f"{parts.path}{path}", body, headers)
                 answer = connection.getresponse()
                 if answer.status == 200:
-                    return answer.read()
+                    return _whole(answer, _LONGEST if body is None else _LARGEST)
                 said = answer.read(_LONGEST).decode("utf-8", "replace")
         except (OSError, http.client.HTTPException) as error:
             raise Unavailable(f"{type(error).__name__}: {error}") from error
@@ -201,6 +202,16 @@ class Client:
 
 
 _OPTIONS = ("_addresses", "_token", "_timeout", "_refresh", "_patience", "_model")
+
+
+def _whole(answer: http.client.HTTPResponse, longest: int) -> bytes:
+    """Return an answer's body, of at most so many bytes: a server does not fill a worker's memory."""
+    body = answer.read(longest + 1)
+    if len(body) > longest:
+        raise _failed(f"an answer has more than {longest:,} bytes; ask for fewer rows at a time")
+    if answer.length:  # with a limit, a body that ends early is no error of its own
+        raise http.client.IncompleteRead(body, answer.length)
+    return body
 
 
 def to_arrow(array: Array) -> pa.Array:

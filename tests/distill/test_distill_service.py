@@ -10,6 +10,8 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -123,6 +125,30 @@ def test_nobody_answers() -> None:
     assert 0.3 < time.monotonic() - started < 5
     with pytest.raises(ModelError, match="the addresses cannot be read"):
         Client("/no/such/file", patience=0).model()
+
+
+@pytest.mark.parametrize(
+    ("answer", "match"),
+    [
+        (b"Content-Length: 70000\r\n\r\n" + 70000 * b" ", "more than 65,536 bytes"),
+        (b"\r\n" + 70000 * b" ", "more than 65,536 bytes"),  # of a length that nobody has said
+        (b"Content-Length: 100\r\n\r\n{}", "IncompleteRead"),
+    ],
+)
+def test_an_answer_that_is_too_long_or_too_short(answer: bytes, match: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def serve() -> None:
+            with listening.accept()[0] as taken:
+                taken.recv(1 << 16)
+                with suppress(OSError):  # the client may have read enough
+                    taken.sendall(b"HTTP/1.1 200 OK\r\n" + answer)
+
+        with ThreadPoolExecutor() as pool:
+            served = pool.submit(serve)
+            with pytest.raises(ModelError, match=match):
+                Client([f"127.0.0.1:{listening.getsockname()[1]}"], patience=0).model()
+            served.result(10)
 
 
 def test_what_a_server_refuses_is_an_error(server: str, path: Path) -> None:

@@ -68,10 +68,10 @@ class RowChange:
 
     def rows(self, owner: RowOwner) -> OwnedRows:
         """Return the change as other processes of the executor make it."""
-        entries = {}
-        for name, own in self.touched.items():
-            left = np.setdiff1d(own.updated, own.gone, assume_unique=True)
-            entries[name] = owner.tables[name].changes(distinct([left, own.seen]), own.gone, self.iteration)
+        entries = {
+            name: owner.tables[name].changes(distinct([own.updated, own.seen]), own.gone, self.iteration)
+            for name, own in self.touched.items()
+        }
         return OwnedRows(entries, self.figures)
 
 
