@@ -9,9 +9,11 @@ import subprocess
 import sys
 import venv
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import pyspark
 import pytest
+from pyspark import cloudpickle
 
 from sparkdl import __main__, __version__, session
 from sparkdl.cli import doctor
@@ -52,20 +54,76 @@ def test_a_session_without_the_confs_can_train_and_hears_what_they_cost() -> Non
     assert "set spark.python.worker.reuse=true" in advice
 
 
-@pytest.mark.cluster
-def test_executors_without_torch_are_found_out(tmp_path: Path) -> None:
+@pytest.fixture
+def bare(tmp_path: Path) -> Path:
+    """An interpreter that has no package."""
     venv.create(tmp_path / "bare", with_pip=False)
-    bare = tmp_path / "bare" / "bin" / "python"
+    return tmp_path / "bare" / "bin" / "python"
+
+
+def check_bare(problems: str, bare: Path) -> None:
+    """Check that problems say what executors lack, and what to do."""
+    assert "cannot import torch" in problems
+    assert str(bare) in problems
+    assert "PYSPARK_PYTHON" in problems
+    assert "spark.archives" in problems
+
+
+@pytest.mark.slow
+@pytest.mark.cluster
+def test_executors_without_torch_are_found_out(bare: Path) -> None:
     # From elsewhere, with no path to this package: what the executors of a cluster see.
     code, report = run(*LOCAL, PYSPARK_PYTHON=str(bare), PYTHONPATH="")
     assert code == 1
     assert not report["can_train"]
     assert all(conf["ok"] for conf in report["confs"])
-    problems = "\n".join(report["problems"])
-    assert "cannot import torch" in problems
-    assert str(bare) in problems
-    assert "PYSPARK_PYTHON" in problems
-    assert "spark.archives" in problems
+    check_bare("\n".join(report["problems"]), bare)
+
+
+TASK = """
+import json, sys
+from pyspark import cloudpickle
+print(json.dumps(list(cloudpickle.loads(sys.stdin.buffer.read())([0]))))
+"""
+
+
+class BareExecutors:
+    """A session whose tasks run in an interpreter that has PySpark's archives alone, as Spark starts it."""
+
+    version, master = "4.0.0", "local[2]"
+
+    def __init__(self, bare: Path) -> None:
+        self._bare = bare
+        self.sparkContext = self
+
+    def getConf(self) -> dict[str, str]:  # noqa: N802 (PySpark's name)
+        return {}
+
+    def parallelize(self, rows: Any, slots: int) -> BareExecutors:
+        return self
+
+    def mapPartitions(self, task: Any) -> BareExecutors:  # noqa: N802 (PySpark's name)
+        self._task = cloudpickle.dumps(task)
+        return self
+
+    def collect(self) -> Any:
+        archives = Path(pyspark.__file__).parent.glob("python/lib/*.zip")
+        environment = {"PYTHONPATH": os.pathsep.join(map(str, archives)), "SPARK_LOCAL_DIRS": "/tmp"}
+        command = [str(self._bare), "-c", TASK]
+        how: dict[str, Any] = {"input": self._task, "env": environment, "cwd": self._bare.parent}
+        done = subprocess.run(command, capture_output=True, check=False, **how)
+        assert done.returncode == 0, done.stderr.decode()
+        return json.loads(done.stdout)
+
+
+def test_tasks_find_out_that_they_have_no_torch(bare: Path) -> None:
+    # The same with a session: test_executors_without_torch_are_found_out.
+    report = doctor.DoctorReport(versions=dict.fromkeys(NEEDED_IN_TASKS, "1.0"))
+    checks._check_executors(report, cast("Any", BareExecutors(bare)))
+    assert not report.can_train
+    problems = "\n".join(report.problems)
+    check_bare(problems, bare)
+    assert "cannot import sparkdl (ModuleNotFoundError: No module named 'sparkdl')" in problems
 
 
 def test_no_java_is_told_before_spark_starts(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
