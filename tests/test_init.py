@@ -495,6 +495,16 @@ def rides(real: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     real.catalog.dropTempView("`my rides`")
 
 
+def run_here(folder: Path, arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run the script ``new/train.py`` of a folder in the session of the tests."""
+    monkeypatch.setattr(sys, "argv", ["train.py", *arguments])
+    monkeypatch.setattr(SparkSession, "stop", lambda self: None)  # that of all tests
+    script = folder / "new" / "train.py"
+    # The JVM of all tests has another working directory.
+    script.write_text(script.read_text().replace('f"runs/', f'f"{folder}/runs/'))
+    runpy.run_path(str(script), run_name="__main__")
+
+
 def test_a_starter_trains_on_a_table_of_spark(
     rides: SparkSession, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -502,14 +512,9 @@ def test_a_starter_trains_on_a_table_of_spark(
     out = capsys.readouterr().out
     assert "classification of where.to (0, 1, 2) by how far, number, when" in out
     assert "left out: stops, array<bigint>: lists and structs" in out
-    monkeypatch.setattr(sys, "argv", ["train.py", "--epochs", "1"])
-    monkeypatch.setattr(SparkSession, "stop", lambda self: None)  # that of all tests
-    script = Path("new/train.py")
-    # The JVM of all tests has another working directory.
-    script.write_text(script.read_text().replace('f"runs/', f'f"{tmp_path}/'))
-    runpy.run_path(str(script), run_name="__main__")
+    run_here(tmp_path, ["--epochs", "1"], monkeypatch)
     assert re.search(r"^accuracy=[01]\.\d{4}$", capsys.readouterr().out, re.MULTILINE)
-    assert sorted(Predictor.load("first/model").labels) == ["0", "1", "2"]
+    assert sorted(Predictor.load("runs/first/model").labels) == ["0", "1", "2"]
 
 
 def test_mistakes_in_a_table_of_spark_are_named(rides: SparkSession) -> None:
@@ -541,19 +546,29 @@ def test_a_table_that_is_not_there_is_named(rides: SparkSession, name: str, caps
     assert rides.catalog.tableExists("rides")
 
 
-def trained(arguments: list[str], capfd: Any) -> str:
-    """Run the script in this folder on a cluster of two tasks; return what it prints."""
-    conf = ["--master", "local[2]", "--conf", "spark.ui.enabled=false"]
-    # Each query runs once: the Java code that Spark writes for one costs more to compile than it saves.
-    for pair in ("spark.sql.codegen.wholeStage=false", "spark.sql.codegen.factoryMode=NO_CODEGEN"):
-        conf += ["--conf", pair]
-    assert main(["submit", "--conf-file", "job.toml", *conf, "--", *arguments]) == 0
-    out: str = capfd.readouterr().out
-    return out
+@pytest.mark.whole
+def test_a_starter_trains_on_a_table(
+    real: SparkSession, table: str, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    csv.write_csv(pa.table(COLUMNS).drop_columns("tags"), "shop.csv")
+    arguments = ["--label", "kind", "--features", "grade,age,city,income"]
+    assert main(["init", "new", "--data", "shop.csv", *arguments]) == 0
+    run_here(tmp_path, ["--epochs", "2", "--lr", "0.03"], monkeypatch)
+    real.catalog.clearCache()
+    out = capsys.readouterr().out
+    # Some forty rows say little of how well it learns.
+    assert 0 <= float(re.findall(r"^accuracy=(.*)$", out, re.MULTILINE)[0]) <= 1
+    assert re.search(r"^recall of [abc]=[01]\.\d{4}$", out, re.MULTILINE)
+    assert "city: left out, all rows have one value" in out
+    assert main(["runs", "runs"]) == 0
+    assert "finished" in capsys.readouterr().out
+    labels = Predictor.load("runs/first/model").labels
+    assert sorted(labels) == ["a", "b", "c"]
 
 
+# Submitted, a starter for a table runs in tests/slow/test_first_model.py.
 @pytest.mark.cluster
-def test_a_starter_trains_on_files_where_they_lie(
+def test_a_starter_is_submitted_and_trains_on_files_where_they_lie(
     tmp_path: Path, capfd: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SPARK_LOCAL_IP", "127.0.0.1")
@@ -564,26 +579,14 @@ def test_a_starter_trains_on_files_where_they_lie(
     arguments = ["--label", "above", "--in-place", "--drop-nulls"]
     assert main(["init", "new", "--data", "rows.parquet", *arguments]) == 0
     monkeypatch.chdir("new")
-    out = trained(["--epochs", "2", "--lr", "0.01"], capfd)
+    conf = ["--master", "local[2]", "--conf", "spark.ui.enabled=false"]
+    # Each query runs once: the Java code that Spark writes for one costs more to compile than it saves.
+    for pair in ("spark.sql.codegen.wholeStage=false", "spark.sql.codegen.factoryMode=NO_CODEGEN"):
+        conf += ["--conf", pair]
+    arguments = ["--epochs", "2", "--lr", "0.01"]
+    assert main(["submit", "--conf-file", "job.toml", *conf, "--", *arguments]) == 0
+    out = capfd.readouterr().out
     assert float(re.findall(r"^val/accuracy=(.*)$", out, re.MULTILINE)[0]) > 0.9
     assert Path("runs/first/model.safetensors").exists()
     assert main(["runs", "runs"]) == 0
     assert "finished" in capfd.readouterr().out
-
-
-@pytest.mark.cluster
-def test_a_starter_trains_on_a_table(table: str, capfd: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SPARK_LOCAL_IP", "127.0.0.1")
-    csv.write_csv(pa.table(COLUMNS).drop_columns("tags"), "shop.csv")
-    arguments = ["--label", "kind", "--features", "grade,age,city,income"]
-    assert main(["init", "shop", "--data", "shop.csv", *arguments]) == 0
-    monkeypatch.chdir("shop")
-    out = trained(["--epochs", "2", "--lr", "0.03"], capfd)
-    # Some forty rows say little of how well it learns.
-    assert 0 <= float(re.findall(r"^accuracy=(.*)$", out, re.MULTILINE)[0]) <= 1
-    assert re.search(r"^recall of [abc]=[01]\.\d{4}$", out, re.MULTILINE)
-    assert main(["runs", "runs"]) == 0
-    assert "finished" in capfd.readouterr().out
-    assert "city: left out, all rows have one value" in out
-    labels = Predictor.load("runs/first/model").labels
-    assert sorted(labels) == ["a", "b", "c"]
