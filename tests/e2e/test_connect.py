@@ -1,4 +1,4 @@
-"""Training on Spark Connect, against servers of its own, beside the same on classic sessions."""
+"""Training and models on Spark Connect, against servers of its own, beside the same fits elsewhere."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ from standalone import cluster as standalone
 from support.connect import Server, missing, run_client, server
 from support.no_jvm import no_jvm
 
+from sparkdl.serve import Predictor
+
 cloudpickle.register_pickle_by_value(connect_fits)  # executors cannot import it
 
 pytestmark = [
@@ -27,6 +30,7 @@ pytestmark = [
 ]
 
 SCRIPT, THIN, WHOLE = (Path(__file__).with_name(f"connect_{name}.py") for name in ("fits", "thin", "whole"))
+FORMAT_1 = Path(__file__).parents[1] / "fixtures" / "format_1"
 
 
 @pytest.fixture(scope="module")
@@ -38,9 +42,14 @@ def connect(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 @pytest.fixture
 def folders(tmp_path: Path) -> tuple[Path, Path]:
     """Folders of both kinds of session."""
-    found = tmp_path / "classic", tmp_path / "connect"
-    for folder in found:
-        folder.mkdir()
+    return two(tmp_path)
+
+
+def two(folder: Path) -> tuple[Path, Path]:
+    """Make two folders in one."""
+    found = folder / "classic", folder / "connect"
+    for each in found:
+        each.mkdir()
     return found
 
 
@@ -55,25 +64,94 @@ def check(found: dict[str, Any], expected: dict[str, Any]) -> None:
         assert found[name] == plain[name], name
 
 
-def test_a_fit_ends_with_the_same_bits_on_both_kinds_of_session(
-    connect: Server, folders: tuple[Path, Path], tmp_path: Path
-) -> None:
-    one, other = folders
-    with no_jvm(str(tmp_path / "executor")) as classic:
+@dataclass(frozen=True)
+class TwoSessions:
+    """What both kinds of session tell.
+
+    Attributes:
+        expected: of a classic one.
+        client: of a client, by the function that found it.
+        folder: where the client has saved models.
+    """
+
+    expected: dict[str, Any]
+    client: dict[str, dict[str, Any]]
+    folder: Path
+
+
+@pytest.fixture(scope="module")
+def both(connect: Server, tmp_path_factory: pytest.TempPathFactory) -> TwoSessions:
+    """Run one client for all tests: it takes longer to start than most of them."""
+    place = tmp_path_factory.mktemp("both")
+    one, other = two(place)
+    with no_jvm(str(place / "executor")) as classic:
         expected = connect_fits.run(classic, [f"fits={one}", "stages"])  # type: ignore[arg-type]
         # A checkpoint of one kind of session is gone on from in the other.
         what = [f"fits={other}", "stages", f"resumed={one}", f"blocked={other}", "estimators"]
-        found = run_client(other, SCRIPT, connect.url, *what)
+        models = [f"transforms={other}", "recsys", f"saved={other}"]
+        told = run_client(other, SCRIPT, connect.url, *what, *models)
         expected |= connect_fits.run(classic, [f"resumed={other}"])  # type: ignore[arg-type]
-    (told,) = found.pop("blocked: told")  # once
+    found: dict[str, dict[str, Any]] = {}
+    for name, value in told.items():
+        function, _, what_it_is = name.partition(": ")
+        found.setdefault(function, {})[what_it_is] = value
+    return TwoSessions(expected, found, other)
+
+
+def test_a_fit_ends_with_the_same_bits_on_both_kinds_of_session(both: TwoSessions) -> None:
+    blocked, estimated = both.client["blocked"], both.client["estimators"]
+    (told,) = blocked["told"]  # once
     assert "tasks cannot exchange directly (rank " in told
-    assert found.pop("blocked: fit") == expected["stages: lamb"]
-    assert not found.pop("blocked: fit direct")
-    estimated = {name: value for name, value in found.items() if name.startswith("estimators")}
-    assert len(estimated["estimators: predictions"]) == connect_fits.ROWS
-    history = estimated["estimators: history"]
-    assert np.mean(history[-4:]) < np.mean(history[:4])
-    check({name: value for name, value in found.items() if name not in estimated}, expected)
+    assert blocked["fit"] == both.expected["stages: lamb"]
+    assert not blocked["fit direct"]
+    assert len(estimated["predictions"]) == connect_fits.ROWS
+    assert np.mean(estimated["history"][-4:]) < np.mean(estimated["history"][:4])
+    check(
+        {
+            f"{function}: {name}": value
+            for function in ("fits", "stages", "resumed")
+            for name, value in both.client[function].items()
+        },
+        both.expected,
+    )
+
+
+def test_transforms(both: TwoSessions) -> None:
+    found = dict(both.client["transforms"])
+    assert found.pop("connect") is True
+    error = found.pop("error")
+    assert "column 'vector', row" in error
+    assert "handleInvalid='skip'" in error
+    assert found.pop("scored once")
+    assert len(found) == 9
+    for name, (ids, last, worst) in found.items():
+        skipped = "skip" in name or name in ("looked", "scored")
+        assert ids == list(range(9 if skipped else 10)), name
+        assert last == ("none" if skipped else None), name
+        assert worst <= 1e-6, name
+
+
+def test_models_are_saved_and_loaded(both: TwoSessions) -> None:
+    found = both.client["saved"]
+    assert found["same"]
+    assert "exists" in found["refused"]
+    assert found["replaced"] == ["another", True]
+    assert "holds a PipelineModel, and Spark Connect cannot delete it" in found["pipeline"]
+    assert Predictor.load(str(both.folder / "fresh"))(np.zeros((1, 4))).shape == (1, 2)
+    expected = json.loads(FORMAT_1.joinpath("expected.json").read_text())
+    served = Predictor.load(str(both.folder / "copy"))(np.array(expected["x"]))
+    np.testing.assert_allclose(served, expected["pipeline_model"], rtol=1e-5, atol=1e-6)
+
+
+def test_features_of_recommenders(both: TwoSessions) -> None:
+    # Each user has had all items but one.
+    found = both.client["recsys"]
+    assert found["history"] == {"sparkdl": {"shape": [2], "dtype": "int64"}}
+    assert found["features"] == [
+        ["u0", 5, [10, 2], [8], 2, True, True],
+        ["u1", 6, [0, 3], [9], 2, True, True],
+        ["u2", 7, [1, 4], [10], 2, True, True],
+    ]
 
 
 @pytest.mark.slow

@@ -614,7 +614,7 @@ def test_all_formats_are_read(spark: Any, folder: Path) -> None:
         assert (read.getInputShapes(), read.getHyper("optimizer")) == ([[1, 28, 28]], {"nesterov": True})
 
 
-# -- elsewhere: with Spark Connect, in test_ml_connect.py ----------------------------------------------
+# -- elsewhere: with Spark Connect, in tests/e2e/test_connect.py ----------------------------------------
 
 
 @pytest.mark.slow
