@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -55,10 +56,14 @@ def vector_columns(df: Any) -> list[str]:
     """Return the columns of a DataFrame that hold ML vectors, and whose metadata give no shape."""
     if is_pandas(df):
         return [name for name in df.columns if len(df) and are_vectors([df[name].iloc[0]])]
-    from pyspark.ml.linalg import VectorUDT
-
-    fields = [field for field in df.schema.fields if isinstance(field.dataType, VectorUDT)]
+    fields = [field for field in df.schema.fields if _is_vector(field.dataType)]
     return [field.name for field in fields if METADATA not in field.metadata]
+
+
+def _is_vector(data_type: DataType) -> bool:
+    """Return whether values are ML vectors. Where their module is not loaded, none are: it takes 0.7 s."""
+    linalg: Any = sys.modules.get("pyspark.ml.linalg")
+    return linalg is not None and isinstance(data_type, linalg.VectorUDT)
 
 
 def check_dataframe(df: object, what: str) -> None:
@@ -239,9 +244,7 @@ def _check_weight(column: Column, data_type: DataType) -> None:
 
 def _kind(data_type: DataType) -> str:
     """Classify a SQL type as numeric, vector or binary, or say why it cannot become a tensor."""
-    from pyspark.ml.linalg import VectorUDT
-
-    if isinstance(data_type, VectorUDT):
+    if _is_vector(data_type):
         return "vector"
     if isinstance(data_type, T.BinaryType):
         return "binary"

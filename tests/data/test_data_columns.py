@@ -1,3 +1,6 @@
+import sys
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from pyspark.ml.linalg import VectorUDT
@@ -150,3 +153,10 @@ def test_row_bytes():
 )
 def test_sql_types_are_classified_or_get_advice(data_type, kind):
     assert kind in schema._kind(data_type)
+
+
+def test_columns_without_vectors_need_no_spark_ml(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyspark.ml.linalg", None)  # an import of it is an error
+    table = SimpleNamespace(schema=types.StructType().add("x", "double"))
+    assert schema._kind(types.DoubleType()) == "numeric"
+    assert schema.vector_columns(table) == []
