@@ -362,7 +362,7 @@ def test_no_tensor_of_earlier_steps_stays_in_memory(tmp_path: Path, exchange: An
         gc.collect()
         alive.append(sum(type(thing) is torch.Tensor for thing in gc.get_objects()))
 
-    train(case(exchange, iterations=40, group=10, in_memory=in_memory), tmp_path, count)
+    train(case(exchange, iterations=16, group=4, in_memory=in_memory), tmp_path, count)
     assert alive[1:] == [alive[1]] * 3
 
 
