@@ -112,7 +112,8 @@ def test_files_of_a_partition_that_was_built_again_elsewhere_are_deleted(cluster
 
 @pytest.mark.parametrize("exchange", ["driver", "sharded", "replicated"])
 def test_result_is_the_reference_to_the_bit(cluster: Any, exchange: str) -> None:
-    assert_bit_equal(fit(cluster, Everything(), 15, exchange=exchange).module, expected(Everything(), 15))
+    # Ten iterations are an epoch.
+    assert_bit_equal(fit(cluster, Everything(), 12, exchange=exchange).module, expected(Everything(), 12))
 
 
 @pytest.mark.parametrize("codec", ["fp32", pytest.param("bf16", marks=pytest.mark.slow)])
