@@ -30,7 +30,8 @@ from sparkdl.wire.frame import Array, Frame
 
 _SHARE = 0.03  # commits take at most this share of the time, unless ``commit_every`` says otherwise
 
-_BYTES_PER_SECOND = 100e6  # about what a commit takes, as long as none was taken
+# About what a commit takes, as long as none was taken: a job, and its bytes.
+_JOB_SECONDS, _BYTES_PER_SECOND = 0.1, 100e6
 
 _log = logging.getLogger("sparkdl")
 T = TypeVar("T")
@@ -89,9 +90,8 @@ class Recovery:
         if self.model.persisted is not None and self.every != 0:
             if beginning is not None:
                 self._commit = beginning
-                self._commit_seconds = (
-                    beginning.snapshot.params.nbytes + outcomes[-1].bytes["state"]
-                ) / _BYTES_PER_SECOND
+                nbytes = beginning.snapshot.params.nbytes + outcomes[-1].bytes["state"]
+                self._commit_seconds = _JOB_SECONDS + nbytes / _BYTES_PER_SECOND
             self._since += map(_as_it_was, iterations, outcomes)
             self._seconds += perf_counter() - begin
             if self._is_due():

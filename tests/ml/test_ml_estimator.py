@@ -631,6 +631,15 @@ def test_a_single_logit_tells_two_classes_apart(spark):
     assert probability[1] == pytest.approx(1 / (1 + np.exp(-raw[1])))
 
 
+def test_the_first_rows_are_read_once(spark, monkeypatch):
+    """For a look at shapes and types, and for the dry run, whose labels are as the loss has them."""
+    df, reads = points(spark, (0.0, 1.0)), []
+    limit = type(df).limit
+    monkeypatch.setattr(type(df), "limit", lambda rows, count: reads.append(count) or limit(rows, count))
+    TorchClassifier(module=partial(nn.Linear, 2, 2), maxIter=1).fit(df)
+    assert reads == [2]
+
+
 def test_checkpoints_and_resume(spark, tmp_path):
     df, path = points(spark), str(tmp_path / "run")
     est = TorchClassifier(checkpointPath=path, batchSize=6, maxEpochs=1, seed=5)

@@ -155,6 +155,32 @@ def test_as_long_as_a_commit_does_not_pay_a_run_goes_back_to_its_beginning() -> 
     assert engine.fetched == 0
 
 
+def test_the_first_commit_waits_until_its_job_pays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a small model there is nearly nothing to send, but a job is a job: 0.1 s are 3 % of 3.3 s."""
+    clock = Clock()
+    monkeypatch.setattr(recovery, "perf_counter", clock)
+
+    class Quick(Lossy):
+        def run(self, iterations: Any, model: Any) -> Any:
+            clock.now += 0.5
+            after, outcomes = super().run(iterations, model)
+            return after, [SimpleNamespace(bytes={"state": 1000}) for _ in outcomes]
+
+        def fetch(self, model: Any) -> list[Any]:
+            committed.append(model.iteration)
+            return []
+
+    committed: list[int] = []
+    engine, nothing = Quick(failing=set()), np.zeros(3)
+    model = engine.model(0)
+    model.persisted, model.weights.snapshot = None, Snapshot(nothing, nothing, nothing)
+    runs = Recovery(cast(Engine, engine), model, None, max_failures=0, window=1.0)
+    for n in range(7):
+        assert not committed
+        runs.run([cast(Step, SimpleNamespace(allowance=None, iteration=n, broadcasts=()))])
+    assert committed == [7]
+
+
 def test_an_error_of_the_driver_in_a_commit(
     spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

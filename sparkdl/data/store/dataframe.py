@@ -47,6 +47,7 @@ class DataFrameSource(StoreSource):
         self._expressions = expressions
         self._vectors = vectors
         self._planned: DataFrame | None = None
+        self._looked_at: tuple[int, list[Any]] = (0, [])  # how many first rows were asked for, and those
 
     def _numbered(self, access: Access) -> DataFrame:
         """Return the selected columns, planned once.
@@ -63,7 +64,9 @@ class DataFrameSource(StoreSource):
 
     def peek(self, plan: TablePlan, rows: int) -> dict[str, Array]:
         """See :class:`StoreSource`."""
-        first = self._selected(self._df).limit(rows).collect()
+        if self._looked_at[0] != rows:
+            self._looked_at = rows, self._selected(self._df).limit(rows).collect()
+        _, first = self._looked_at
         if not first:
             return {}
         found = convert_rows(plan, first)
@@ -84,6 +87,10 @@ class DataFrameSource(StoreSource):
             df = df.sortWithinPartitions(ROW_ID)
         write = arrow_writer(store, plan.columns, dealt, places)
         return access.written(df, write, rows_per_batch(plan))
+
+    def look_at(self, other: DataFrameSource) -> None:
+        """Take over what another source of the same columns of a DataFrame has read of its first rows."""
+        self._looked_at = other._looked_at
 
     def first(self, rows: int) -> StoreSource:
         """See :class:`StoreSource`."""

@@ -97,7 +97,9 @@ class FitsTorch(FitsModule, HasTrainingSetters, HasInputs):
                     data.feature_columns = rows.encoding.columns
                 return stack.enter_context(data)
 
-            yield dataset_of(rows.train), None if rows.validation is None else dataset_of(rows.validation)
+            train = dataset_of(rows.train)
+            fitting.share_first_rows(rows.first, train)
+            yield train, None if rows.validation is None else dataset_of(rows.validation)
 
     def _scans(self, read: Callable[..., Dataset], stack: ExitStack) -> tuple[Dataset, Dataset | None]:
         """Return Datasets of rows that stay in their files, which a stack releases."""

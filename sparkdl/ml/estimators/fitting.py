@@ -20,7 +20,7 @@ from sparkdl.data.collate import tensor_of
 from sparkdl.data.columns import name_id, quoted
 from sparkdl.data.dataset import Dataset
 from sparkdl.data.schema import check_dataframe, check_no_stream, check_unambiguous
-from sparkdl.data.store.dataframe import check_repeats
+from sparkdl.data.store.dataframe import DataFrameSource, check_repeats
 from sparkdl.exceptions import DataError
 from sparkdl.wire.frame import Array
 
@@ -293,3 +293,11 @@ def rows_of(data: Dataset, keys: Sequence[str]) -> list[Any]:
         for key in keys
     }
     return [tensor_of(plans[key], array) for key, array in arrays.items()]
+
+
+def share_first_rows(first: Dataset, data: Dataset) -> None:
+    """Let a Dataset have what another read of the first rows of a DataFrame, if their columns are alike."""
+    mine, its = data.source, first.source
+    read = [[(c.key, c.source, c.part) for c in found.plan.columns] for found in (first, data)]
+    if read[0] == read[1] and isinstance(mine, DataFrameSource) and isinstance(its, DataFrameSource):
+        mine.look_at(its)
