@@ -37,7 +37,8 @@ os.environ["SPARK_DAEMON_JAVA_OPTS"] = JVM_OPTIONS  # of masters and workers
 INTERPRETED = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
 WITHOUT_JVM = {"distill", "hf", "nn", "online", "summary", "train", "tune"}
 """Folders whose tests do without a JVM if they are not marked ``jvm``."""
-DIRECT = {"auto", "distill", "ml", "test_docs.py", "test_examples.py", "test_init.py"}
+DIRECT = {"auto", "data", "distill", "ml", "train", "tune"}
+DIRECT |= {f"test_{name}.py" for name in ("docs", "examples", "init", "mlflow_models")}
 """Folders and files whose fits on a local session exchange directly, as users' do; the others, by shuffles.
 
 A step by shuffles is a stage of its own: ten epochs of 2,400 rows take 31 s more of processor time by them.

@@ -133,7 +133,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("options", with_jvm(OPTIONS, "adam", "clipped"))
+@pytest.mark.parametrize("options", with_jvm(OPTIONS, "clipped"))
 def test_no_bit_changes(data: Dataset, options: dict[str, Any]) -> None:
     free = {name: value for name, value in options.items() if name != "num_shards"}
     expected = fit(data, "driver", **options)
@@ -306,7 +306,7 @@ def test_one_job_for_a_group(spark: Any, data: Dataset) -> None:
     store = spark.sparkContext._jsc.sc().statusStore()
     data.store()
     before = {store.jobsList(None).apply(i).jobId() for i in range(store.jobsList(None).size())}
-    fit(data, "replicated", end_when=MaxIteration(12), commit_every=0)
+    fit(data, "replicated", end_when=MaxIteration(12), commit_every=0, transport="shuffle")
     jobs = store.jobsList(None)
     names = [
         jobs.apply(i).description().get() for i in range(jobs.size()) if jobs.apply(i).jobId() not in before
