@@ -108,7 +108,6 @@ def test_clipping_over_several_shards(split: Dataset, clip: Any, plainly: Any) -
     assert relative_error(result.module, reference(SGD, SPLIT, on_backward=plainly)) < 1e-6
 
 
-@pytest.mark.jvm
 def test_clipping_combines_with_an_optimizer_that_reduces(split: Dataset) -> None:
     lamb = partial(LAMB, lr=1e-2)
     result = trainer(optimizer=lamb, clip=ClipByNorm(0.1), num_shards=2).fit(split)
@@ -190,7 +189,7 @@ class Items(nn.Module):
         return torch.relu(self.head(self.embed(item))).squeeze(-1)
 
 
-@pytest.mark.parametrize("sizes", [[60], pytest.param([25, 35], marks=pytest.mark.jvm)])
+@pytest.mark.parametrize("sizes", [[60], [25, 35]])
 def test_sparse_adam_updates_touched_rows_only(spark: Any, sizes: list[int]) -> None:
     item = np.random.default_rng(0).integers(0, 40, 60)
     score = np.random.default_rng(1).normal(size=60).astype(np.float32)
@@ -218,7 +217,7 @@ def test_sparse_adam_updates_touched_rows_only(spark: Any, sizes: list[int]) -> 
 # -- adasum ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("shards", [1, pytest.param(2, marks=pytest.mark.jvm)])
+@pytest.mark.parametrize("shards", [1, 2])
 def test_adasum_of_two_partitions(spark: Any, shards: int) -> None:
     parts = partitioned([90, 110])
     with as_dataset(spark, parts) as data:
@@ -571,7 +570,6 @@ def test_validation_equals_a_single_process(spark: Any, data: Dataset) -> None:
     assert result.state.score == result.scores["held/accuracy"]
 
 
-@pytest.mark.jvm
 def test_early_stopping_restores_the_best_weights(data: Dataset) -> None:
     class Worsen(Hook):
         """From the third epoch on, weights are thrown away."""
@@ -704,7 +702,6 @@ def test_what_the_session_forbids_is_told_before_the_rows_are_read(
 # -- steps ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.jvm
 def test_a_step_in_place_of_a_loss(split: Dataset) -> None:
     def step(module: nn.Module, batch: Any) -> dict[str, Any]:
         output = module(batch.inputs)

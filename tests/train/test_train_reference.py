@@ -79,7 +79,7 @@ def test_uneven_partitions_are_plain_torch_but_for_rounding(spark: Any, case: An
     assert relative_error(result.module, expected) < 1e-6
 
 
-@pytest.mark.parametrize("optimizer", with_jvm(OPTIMIZERS, "adam"))
+@pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS)
 def test_batchnorm_dropout_tied_frozen_and_unused_weights(spark: Any, optimizer: Any) -> None:
     parts = partitioned([310, 120, 200])
     with as_dataset(spark, parts) as data:
@@ -108,6 +108,7 @@ def test_the_number_of_shards_changes_no_bit(spark: Any, num_shards: int) -> Non
     assert_bit_equal(results[0].module, results[1].module)
 
 
+@pytest.mark.parametrize("_every_mode", [MODES["replicated"]], ids=["replicated"], indirect=True)
 @pytest.mark.jvm
 def test_two_runs_are_equal_to_the_bit(spark: Any) -> None:
     x, y = digits(500)

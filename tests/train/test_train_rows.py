@@ -129,7 +129,6 @@ class Looks(Hook):
             run.replace(replace(snapshot, params=snapshot.params * np.float32(0.5)))
 
 
-@pytest.mark.jvm
 def test_hooks_look_at_gradients_and_replace_weights(data: Dataset) -> None:
     expected, found = Looks(), Looks()
     results = [fit(data, "driver", hooks=[expected]), fit(data, "replicated", hooks=[found])]
@@ -161,7 +160,6 @@ def test_what_fails_in_the_middle_of_a_group(data: Dataset) -> None:
 # -- what is sent ---------------------------------------------------------------------------------
 
 
-@pytest.mark.jvm
 def test_dense_embeddings_send_rows_with_a_gradient_only(spark: Any) -> None:
     module = Factors(sparse=False, users=4000)
     with as_dataset(spark, PARTS) as data:
