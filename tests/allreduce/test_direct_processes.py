@@ -167,9 +167,27 @@ def undisturbed(those: Processes, of: Case, folder: Path) -> None:
     assert session.completed == found.groups == len(session.jobs.runs)
 
 
+MANY = (40, 25, 31, 36, 28, 33, 39)
+"""Rows of more ranks than there are slots, so that processes run several."""
+
+
+def in_turn(first: int, *features: str) -> pytest.MarkDecorator:
+    """Parametrize by features and plans; from one feature to the next the other plan is the fast one."""
+    params = [
+        pytest.param(
+            exchange,
+            FEATURES[name],
+            id=f"{exchange}-{name}",
+            marks=[pytest.mark.slow] * ((n + m + first) % 2),
+        )
+        for n, name in enumerate(features or FEATURES)
+        for m, exchange in enumerate(("sharded", "replicated"))
+    ]
+    return pytest.mark.parametrize(("exchange", "feature"), params)
+
+
 @TWO_SLOTS_ARE_SLOW  # test_processes_of_an_executor_may_run_several_ranks has them, with more ranks
-@pytest.mark.parametrize("feature", FEATURES.values(), ids=FEATURES)
-@pytest.mark.parametrize("exchange", ["sharded", "replicated"])
+@in_turn(1)  # test_a_process_may_run_several_ranks has the others
 def test_the_bits_are_those_of_ranks_in_one_process(
     those: Processes, tmp_path: Path, exchange: Any, feature: Callable[[Any, Any], Case]
 ) -> None:
@@ -185,22 +203,6 @@ def test_few_ranks(those: Processes, tmp_path: Path, exchange: Any, ranks: int) 
     assert not session.failed
 
 
-MANY = (40, 25, 31, 36, 28, 33, 39)
-"""Rows of more ranks than there are slots, so that processes run several."""
-
-
-def in_turn(first: int) -> pytest.MarkDecorator:
-    """Parametrize by features and plans; from one feature to the next the other plan is the fast one."""
-    params = [
-        pytest.param(
-            exchange, feature, id=f"{exchange}-{name}", marks=[pytest.mark.slow] * ((n + m + first) % 2)
-        )
-        for n, (name, feature) in enumerate(FEATURES.items())
-        for m, exchange in enumerate(("sharded", "replicated"))
-    ]
-    return pytest.mark.parametrize(("exchange", "feature"), params)
-
-
 @pytest.mark.parametrize("those", [pytest.param(1, id="one slot")], indirect=True, scope="module")
 @in_turn(0)
 def test_a_process_may_run_several_ranks(
@@ -210,12 +212,15 @@ def test_a_process_may_run_several_ranks(
 
 
 @TWO_SLOTS_ARE_SLOW
-@pytest.mark.parametrize("feature", ["adam", "rows", "lamb"])
-@pytest.mark.parametrize("exchange", ["sharded", "replicated"])
+@in_turn(0, "adam", "rows", "lamb")
 def test_executors_come_and_go_between_groups(
-    those: Processes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exchange: Any, feature: str
+    those: Processes,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    exchange: Any,
+    feature: Callable[[Any, Any], Case],
 ) -> None:
-    of = replace(FEATURES[feature](exchange, SIZES), iterations=21, group=3)
+    of = replace(feature(exchange, SIZES), iterations=21, group=3)
     expected = train(of, tmp_path)
     counts = [those.executors, 1, 1, 2, those.executors, 1, those.executors]
     monkeypatch.setattr(Jobs, "count_executors", lambda *_, **__: counts[0])
@@ -233,12 +238,11 @@ def test_executors_come_and_go_between_groups(
 
 
 @TWO_SLOTS_ARE_SLOW
-@pytest.mark.parametrize("feature", ["adam", "lamb", "rows", "topk", "local steps"])
-@pytest.mark.parametrize("exchange", ["sharded", "replicated"])
+@in_turn(1, "adam", "lamb", "rows", "topk", "local steps")
 def test_transports_may_change_between_groups(
-    those: Processes, tmp_path: Path, exchange: Any, feature: str
+    those: Processes, tmp_path: Path, exchange: Any, feature: Callable[[Any, Any], Case]
 ) -> None:
-    of = replace(FEATURES[feature](exchange, SIZES), iterations=16, group=2)
+    of = replace(feature(exchange, SIZES), iterations=16, group=2)
     expected = train(of, tmp_path)
     session = Session(those, mixed=int(exchange == "replicated"))
     found = session.train(of, tmp_path)

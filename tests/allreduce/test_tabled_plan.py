@@ -185,7 +185,7 @@ def test_every_point_of_a_group_at_which_a_rank_is_lost(
     [
         ("replicated", OPTIMIZERS["lazy adam"]),
         ("sharded", partial(AdagradDecay, decay_step=2)),
-        ("replicated", Ftrl),
+        pytest.param("replicated", Ftrl, marks=pytest.mark.slow),
         pytest.param("sharded", OPTIMIZERS["lazy adam"], marks=pytest.mark.slow),
         pytest.param("replicated", partial(AdagradDecay, decay_step=2), marks=pytest.mark.slow),
         pytest.param("sharded", Ftrl, marks=pytest.mark.slow),
@@ -210,7 +210,7 @@ def test_faults_change_no_bit(tmp_path: Path, exchange: Any, optimizer: Any) -> 
     assert failed
 
 
-@pytest.mark.parametrize("max_ids", [12, 5000])
+@pytest.mark.parametrize("max_ids", [pytest.param(12, marks=pytest.mark.slow), 5000])
 def test_faults_change_no_counter(tmp_path: Path, max_ids: int) -> None:
     module = keyed(**CHANGING | {"min_count": 3}, counters=CountingBloom(max_ids, error=0.05))
     of = case(module=module, sizes=(20, 25, 31), iterations=7, group=4)
