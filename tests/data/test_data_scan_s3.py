@@ -36,7 +36,7 @@ SECRET, ROWS = "a-secret-of-executors", 600
 
 
 class Overloaded:
-    """Answers every seventh request with "slow down", and the others as S3 does."""
+    """Answers every twentieth request with "slow down", and the others as S3 does: each costs a wait."""
 
     def __init__(self, app: Any) -> None:
         self._app, self._lock = app, threading.Lock()
@@ -45,7 +45,7 @@ class Overloaded:
     def __call__(self, environ: Any, start: Any) -> Any:
         with self._lock:
             self.asked += 1
-            refuses = not self.calm and self.asked % 7 == 0
+            refuses = not self.calm and self.asked % 20 == 0
             self.refused += refuses
         if not refuses:
             return self._app(environ, start)

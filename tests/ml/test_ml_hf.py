@@ -235,7 +235,7 @@ def test_classes_are_numbered_as_transformers_names_them(texts: Any, named: bool
     make = partial(bert, **names)
     for module in (make(), make) if named else (make(),):
         classifier = TorchClassifier(
-            module=module, featuresCols=stage().getOutputCols(), labelCol="way", learningRate=1e-2, maxIter=25
+            module=module, featuresCols=stage().getOutputCols(), labelCol="way", learningRate=1e-2, maxIter=2
         )
         model = classifier.fit(tokens)
         expected = ("short", "long") if named else ("long", "short")
@@ -258,7 +258,11 @@ def test_classes_are_numbered_as_transformers_names_them(texts: Any, named: bool
 def test_an_estimator_takes_the_models_own_loss(texts: Any) -> None:
     tokens = stage(padding="max_length").transform(texts.withColumn("y", F.col("y").cast("int")))
     model = TorchEstimator(
-        module=bert(), featuresCols=["input_ids", "attention_mask"], labelCol="y", predictionCol="logits"
+        module=bert(),
+        featuresCols=["input_ids", "attention_mask"],
+        labelCol="y",
+        predictionCol="logits",
+        maxEpochs=1,
     ).fit(tokens)
     assert len(model.transform(tokens).first().logits) == 2
     assert set(model.evaluate(tokens)) == {"loss"}

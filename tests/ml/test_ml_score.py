@@ -338,7 +338,7 @@ def survive(tmp_path: Path, kills: int, rows: int) -> None:
     assert frame["prediction"].tolist() == [2.0 * n for n in range(rows)]
 
 
-@pytest.mark.whole
+@pytest.mark.slow
 def test_a_driver_dies(spark: Any, tmp_path: Path) -> None:
     for found in killed(tmp_path, 1, 1200, 0.15):
         assert 0 < len(found) < 12

@@ -119,7 +119,7 @@ def _rows(count: int) -> dict[str, Tensor]:
 @pytest.mark.parametrize(
     ("module", "inputs"),
     [
-        (DeepFM([5, 7], numbers=3), ("categories", "numbers")),
+        pytest.param(DeepFM([5, 7], numbers=3), ("categories", "numbers"), marks=pytest.mark.slow),
         (DLRM([5, 7], numbers=3), ("numbers", "categories")),
         (WideAndDeep(9, [5, 7], numbers=3), ("wide", "categories", "numbers")),
     ],

@@ -46,6 +46,7 @@ def test_one_task_on_each_executor_has_all_its_cores_and_keeps_its_gpu(sessions:
     assert loss == 22
 
 
+@pytest.mark.slow
 @pytest.mark.cluster
 def test_tasks_of_several_cores_use_them_all(sessions: Any) -> None:
     spark = sessions.get("local-cluster[1,2,1024]", **{"spark.task.cpus": "2"})
