@@ -369,9 +369,8 @@ class Engine:
 
     def close(self) -> None:
         """Delete all files on the executors, except models; files of failed executors are gone with them."""
-        if self._leaves_files:
+        if not self._transport.release(last=True) and self._leaves_files:
             self._cluster.delete_files(self._fit.fit_id)
-        self._transport.release()
 
 
 def _own(array: Array) -> Array:

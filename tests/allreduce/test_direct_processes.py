@@ -80,9 +80,9 @@ class Mixed:
     def forget(self, partition: int) -> None:
         """Do nothing."""
 
-    def release(self) -> None:
-        for transport in self._transports:
-            transport.release()
+    def release(self, *, last: bool = False) -> bool:
+        done = [transport.release(last=last) for transport in self._transports]
+        return any(done)
 
 
 class Session:

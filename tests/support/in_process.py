@@ -185,8 +185,9 @@ class InProcessTransport:
         """Write a rank's rows again."""
         self.tokens[partition] = self._write(partition)
 
-    def release(self) -> None:
-        """Do nothing."""
+    def release(self, *, last: bool = False) -> bool:
+        """Delete nothing."""
+        return False
 
     def _phase(
         self, group: Group, phase: Phase, inboxes: Sequence[list[_Sent]], ranks: int, *, last: bool

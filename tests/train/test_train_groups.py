@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -303,18 +305,39 @@ def test_what_fails_in_the_middle_of_a_group(data: Dataset, error: bool, kind: A
 
 @pytest.mark.jvm
 def test_one_job_for_a_group(spark: Any, data: Dataset) -> None:
-    store = spark.sparkContext._jsc.sc().statusStore()
     data.store()
-    before = {store.jobsList(None).apply(i).jobId() for i in range(store.jobsList(None).size())}
-    fit(data, "replicated", end_when=MaxIteration(12), commit_every=0, transport="shuffle")
-    jobs = store.jobsList(None)
-    names = [
-        jobs.apply(i).description().get() for i in range(jobs.size()) if jobs.apply(i).jobId() not in before
-    ]
+    names = jobs_of(spark, data, end_when=MaxIteration(12), transport="shuffle")
     assert sorted(name.rsplit(", ")[-1] for name in names if "iteration" in name) == [
         "up to iteration 12",
         "up to iteration 6",
     ]
+    assert "sparkdl: delete the run's files" in names
+
+
+@pytest.mark.jvm
+def test_connections_and_files_of_a_run_end_in_one_job(spark: Any, data: Dataset) -> None:
+    data.store()
+    executor = spark.sparkContext.parallelize([0], 1)
+    before = {*executor.flatMap(files).collect()}
+    names = jobs_of(spark, data, transport="direct")
+    assert "sparkdl: close connections" in names
+    assert "sparkdl: delete the run's files" not in names
+    assert {*executor.flatMap(files).collect()} <= before
+
+
+def files(_: int) -> list[str]:
+    """Return the folders of runs on the executor that runs this."""
+    folders = os.environ["SPARK_LOCAL_DIRS"].split(",")
+    return [str(found) for folder in folders for found in Path(folder, "sparkdl-fits").glob("*")]
+
+
+def jobs_of(spark: Any, data: Dataset, **options: Any) -> list[str]:
+    """Return the names of a fit's jobs."""
+    store = spark.sparkContext._jsc.sc().statusStore()
+    before = {store.jobsList(None).apply(i).jobId() for i in range(store.jobsList(None).size())}
+    fit(data, "replicated", commit_every=0, **options)
+    jobs = [store.jobsList(None).apply(i) for i in range(store.jobsList(None).size())]
+    return [job.description().get() for job in jobs if job.jobId() not in before]
 
 
 def test_the_size_of_groups_adapts() -> None:

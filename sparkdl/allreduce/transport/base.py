@@ -74,8 +74,11 @@ class Transport(Protocol):
     def forget(self, partition: int) -> None:
         """Forget where a partition's rows are, since its files are not there."""
 
-    def release(self) -> None:
-        """Delete all files on the executors for this transport."""
+    def release(self, *, last: bool = False) -> bool:
+        """Delete all files on the executors for this transport.
+
+        At the ``last`` time also those of the fit, if a job goes there anyway; return whether that is done.
+        """
 
 
 def read_left(files: LocalStore, name: str, iteration: int) -> Iterator[Message]:

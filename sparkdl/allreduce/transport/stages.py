@@ -108,9 +108,10 @@ class ShuffleTransport:
         """Forget where a partition's rows are, since its files are not there."""
         self._chain.forget(partition)
 
-    def release(self) -> None:
-        """Delete all files on the executors for the store."""
+    def release(self, *, last: bool = False) -> bool:
+        """Delete all files on the executors for the store, none of the fit."""
         self._chain.release()
+        return False
 
 
 class TwoJobTransport:
@@ -175,8 +176,9 @@ class TwoJobTransport:
         """Forget where a partition's rows are, since its files are not there."""
         self._access.forget(self._store.tokens, partition)
 
-    def release(self) -> None:
+    def release(self, *, last: bool = False) -> bool:
         """Delete nothing: an iteration leaves nothing."""
+        return False
 
     def _task(
         self, phase: Phase, group: Group, *, token: bool, last: bool, ranks: int, stays: bool = True

@@ -77,22 +77,28 @@ class Membership:
         """Forget the members: the next group finds them anew."""
         self._members = None
 
-    def dismiss(self) -> None:
-        """Let all processes that have taken part close their sockets."""
+    def dismiss(self, *, files: bool = False) -> bool:
+        """Let all processes that have taken part close their sockets.
+
+        With ``files`` all executors delete those of the fit; return whether they have done so.
+        """
         left, self._known, self._members = self._known, set(), None
+        deleted = False
         access = self._access
         slots = 1 if self._fit.in_memory else self._store.executors.tasks
         failed = f"connections of fit {self._fit.fit_id} were not closed"
         for _ in range(_DISMISSALS):
             if not left:
-                return
+                break
             heard: set[bytes] = set()
             with described(access, "sparkdl: close connections"), tolerated(failed):
-                task = partial(dismiss, self._fit.fit_id, TaskMeeting(slots))
+                task = partial(dismiss, self._fit.fit_id, TaskMeeting(slots), files)
                 heard = set(map(bytes, access.run_everywhere(task, times=slots, profile=self._profile)))
             if not heard:  # the others are gone, or the job has failed
-                return
+                break
             left -= heard
+            deleted = files
+        return deleted
 
     def _assemble(self, name: str, broadcasts: Sequence[Any], tasks: int, losses: int) -> list[Peer]:
         access, profile, slots = self._access, self._profile, self._store.executors.tasks

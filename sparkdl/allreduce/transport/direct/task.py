@@ -23,7 +23,7 @@ from sparkdl.allreduce.transport.direct.peer import LostPeerError, Peer
 from sparkdl.compute.local_store import LocalStore
 from sparkdl.compute.problems import LostPeer, in_order
 from sparkdl.compute.stopwatch import Stopwatch
-from sparkdl.compute.worker import FitRef, Worker, release_fit
+from sparkdl.compute.worker import FitRef, Worker, forget_fit, release_fit
 from sparkdl.data.scan.reader import stop_reading
 from sparkdl.data.store.partition import Token
 from sparkdl.nn.embedding import embedding_variables
@@ -234,11 +234,16 @@ def assemble(
     meeting.wait()
 
 
-def dismiss(fit_id: str, meeting: TaskMeeting, _: int, frames: Iterator[Buffer]) -> Iterator[bytes | Parts]:
-    """End this process's part in a fit, release its objects, and say which peer it was, if it was one."""
+def dismiss(
+    fit_id: str, meeting: TaskMeeting, files: bool, _: int, frames: Iterator[Buffer]
+) -> Iterator[bytes | Parts]:
+    """End this process's part in a fit, release its objects, and say which peer it was, if it was one.
+
+    With ``files`` also those of the fit on this executor are deleted.
+    """
     deque(frames, maxlen=0)
     was = close_endpoint(fit_id)
-    release_fit(fit_id)
+    (forget_fit if files else release_fit)(fit_id)
     if was is not None:
         yield was
     meeting.wait()

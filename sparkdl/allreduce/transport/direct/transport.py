@@ -103,11 +103,12 @@ class DirectTransport:
         self._placement.forget()
         self._shuffles.forget(partition)
 
-    def release(self) -> None:
-        """Close all connections."""
+    def release(self, *, last: bool = False) -> bool:
+        """Close all connections, the ``last`` time with the fit's files; return whether these are deleted."""
         self._placement.release()
-        self._membership.dismiss()
+        deleted = self._membership.dismiss(files=last)
         self._shuffles.release()
+        return deleted
 
     def _is_possible(self) -> bool:
         """Return whether all ranks can run at the same time, and nobody was lost a moment ago."""
