@@ -247,6 +247,47 @@ def test_files_of_schemas_that_were_cleaned_up_are_refused(spark: Any, table: An
         len(data)
 
 
+def test_files_without_numbers_are_read_by_the_tables_mapping_of_names(
+    in_process: Any, table: Any, tmp_path: Path
+) -> None:
+    """As pyiceberg reads them, or not at all: by the names alone, columns would be each other's."""
+    from pyiceberg.catalog import load_catalog
+
+    rows = pa.table({"a": [1.0, 2.0], "b": [3.0, 4.0], "list": [[1.0], [2.0]], "at": [{"u": 1}, {"u": 2}]})
+    file = tmp_path / "of another writer.parquet"
+    parquet.write_table(rows, file)
+    made = load_catalog(None, **properties(folder_of(table))).create_table("shop.mapped", rows.schema)
+    made.add_files([f"file://{file}"])
+
+    def read(mapping: Any = None) -> list[Any]:
+        name = "schema.name-mapping.default"
+        with made.transaction() as change:
+            if mapping is None:
+                change.remove_properties(name)
+            else:
+                change.set_properties({name: json.dumps(mapping)})
+        first = pc.field("at", "u") == 1
+        with Dataset.from_iceberg(
+            made.metadata_location, features=["a", "list"], label="b", filter=first, spark=in_process
+        ) as data:
+            return [values.ravel().tolist() for values in data.peek().values()]
+
+    default = json.loads(made.properties["schema.name-mapping.default"])
+    assert made.scan().to_arrow().equals(rows)
+    assert read(default) == [[1.0], [1.0], [3.0]]
+    exchanged = {"a": ["b"], "b": ["a"]}
+    swapped = [field | {"names": exchanged.get(field["names"][0], field["names"])} for field in default]
+    with pytest.raises(DataError, match=r"'a' is field 2 in .*, and 1 in the table: .*name-mapping.default"):
+        read(swapped)
+    assert made.scan().to_arrow()["a"].to_pylist() == [3.0, 4.0]
+    renamed = json.loads(json.dumps(default).replace('"u"', '"v"'))
+    for mapping, name in ((None, "a"), (default[:1] + default[2:], "b"), (renamed, r"at\.u")):
+        with pytest.raises(
+            DataError, match=f"'{name}' has no number of a field in .* read the table by Spark"
+        ):
+            read(mapping)
+
+
 def test_folders_of_a_table_have_files_of_all_snapshots(table: Any) -> None:
     folder = table.location().removeprefix("file://")
     with pytest.raises(ConfigError, match="sales is an Iceberg table: .* by Dataset.from_iceberg"):

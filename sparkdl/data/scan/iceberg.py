@@ -78,7 +78,8 @@ class IcebergSnapshot:
             schema = pa.schema([each for each in first.schema_arrow if each.name in numbers])
             schema = schema.with_metadata(first.schema_arrow.metadata)
         selected = _selected(system, name, tasks)
-        return Listing(files, schema, NO_COLUMNS, found.snapshot_id, selected, where, numbers)
+        mapped = _mapped(table.name_mapping() or ())
+        return Listing(files, schema, NO_COLUMNS, found.snapshot_id, selected, where, numbers, mapped)
 
     def _table(self) -> Any:
         try:
@@ -133,6 +134,17 @@ def _numbered(schema: Any) -> dict[str, int]:
     """Return the numbers of columns, and of the fields in them as ``column.field``: those above first."""
     names = {number: schema.find_column_name(number) for number in sorted(schema.field_ids)}
     return {name: number for number, name in sorted(names.items(), key=lambda each: each[1].count("."))}
+
+
+def _mapped(fields: Any, above: str = "") -> dict[str, int]:
+    """Return the numbers that a table's mapping gives to names in files without numbers, like `_numbered`."""
+    found = {}
+    for each in fields:
+        for name in each.names:
+            if each.field_id is not None:
+                found[above + name] = int(each.field_id)
+            found |= _mapped(each.fields or (), f"{above}{name}.")
+    return found
 
 
 def _place(name: str, uri: str) -> tuple[str, str]:

@@ -28,6 +28,7 @@ class Listing:
     where: str = ""  # the root of the file system, where only the listing tells it
     # by name, those of columns and the fields in them, where the table has given numbers
     numbers: Mapping[str, int] = field(default_factory=dict)
+    mapped: Mapping[str, int] = field(default_factory=dict)  # the same by names in files without numbers
 
     def pack(self) -> Parts:
         """Lay it out as a frame."""
@@ -42,6 +43,7 @@ class Listing:
             "version": self.version,
             "where": self.where,
             "numbers": dict(self.numbers),
+            "mapped": dict(self.mapped),
             "selected": {str(file): len(mask) for file, mask in self.selected.items()},
         }
         return frame.pack(
@@ -60,7 +62,8 @@ class Listing:
         }
         files = [File(*place) for place in places]
         values, version = unpacked(arrays["values"]), meta["version"]
-        return cls(files, schema, values, version, selected, meta["where"], meta["numbers"])
+        where, numbers, mapped = (meta[name] for name in ("where", "numbers", "mapped"))
+        return cls(files, schema, values, version, selected, where, numbers, mapped)
 
 
 @dataclass(frozen=True, slots=True)

@@ -173,8 +173,8 @@ class ScanSource(StoreSource):
                 yield task, frame.pack(meta, arrays)
 
         roles = dict.fromkeys(of_filter, ROLE) | {c.source: c.role for c in plan.columns}
-        where, numbers = self._place.where, listing.numbers
-        read = ReadFooters(where, types, roles, self._filter, self.storage, numbers)
+        where, numbers, mapped = self._place.where, listing.numbers, listing.mapped
+        read = ReadFooters(where, types, roles, self._filter, self.storage, numbers, mapped)
         found = self._run("read the footers", self.access.scattered(pieces(), tasks), read)
         found.sort(key=lambda message: int(message.meta["first"]))
         groups = np.concatenate([message.arrays["groups"] for message in found])

@@ -75,6 +75,7 @@ class ReadFooters:
     storage: Storage = field(default_factory=dict, repr=False)  # options of the file system
     # of columns and fields, see :class:`sparkdl.data.scan.listing.Listing`
     numbers: Mapping[str, int] = field(default_factory=dict)
+    mapped: Mapping[str, int] = field(default_factory=dict)
 
     def __call__(self, _: int, frames: Iterator[bytes]) -> Iterator[Parts]:
         """Yield for each frame of files one with their row groups."""
@@ -137,21 +138,35 @@ class ReadFooters:
                 )
         return rows, []
 
-    def _check_numbers(self, column: pa.Field, name: str, file: File, role: str) -> None:
-        """Check that a column and its fields are those of the table; without numbers, names tell."""
+    def _check_numbers(
+        self, column: pa.Field, name: str, file: File, role: str, is_element: bool = False
+    ) -> None:
+        """Check that a column and its fields are those of the table, by their numbers if it has given some.
+
+        Files of other writers have none: there the table's mapping of names tells.
+        """
         own = (column.metadata or {}).get(b"PARQUET:field_id")
-        if own is not None and int(own) != self.numbers.get(name, int(own)):
+        number = self.mapped.get(name) if own is None else int(own)
+        if self.numbers and number is None and not is_element:
             raise DataError(
-                f"{role} {name!r} is field {int(own)} in {file.path}, and {self.numbers[name]} in the table: "
-                "the column has had another name when the file was written, or another column had this one; "
-                f"{BY_SPARK}",
+                f"{role} {name!r} has no number of a field in {file.path}, and the table's "
+                f"schema.name-mapping.default has none for this name; {BY_SPARK}",
+                code="data-source",
+            )
+        if number is not None and number != self.numbers.get(name, number):
+            why = "the column has had another name when the file was written, or another column had this one"
+            if own is None:
+                why = "so says the table's schema.name-mapping.default"
+            raise DataError(
+                f"{role} {name!r} is field {number} in {file.path}, and {self.numbers[name]} in the table: "
+                f"{why}; {BY_SPARK}",
                 code="data-source",
             )
         if pa.types.is_struct(column.type):
             for each in column.type:
                 self._check_numbers(each, f"{name}.{each.name}", file, role)
         elif is_nested(column.type):
-            self._check_numbers(column.type.value_field, f"{name}.element", file, role)
+            self._check_numbers(column.type.value_field, f"{name}.element", file, role, is_element=True)
 
     def _nulls(self, group: Any) -> dict[str, int]:
         """Return how many nulls columns have in a row group, by name."""
