@@ -18,6 +18,7 @@ from sparkdl.recsys.checks import check_columns, check_integer, check_new
 
 Scale = Literal["standard", "min_max", "log"]
 _ACCURACY = 10_000
+_LEAST = 1e-150  # deviation whose square a double holds with all digits
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +112,7 @@ def with_scaled(
 
     Raises:
         ConfigError: if there is no such scale.
-        DataError: naming the column that is missing, no number, or there already.
+        DataError: naming the column that is missing, no number, there already, or too large or too small.
     """
     owner = "with_scaled"
     if scale not in get_args(Scale):
@@ -120,12 +121,19 @@ def with_scaled(
         )
     _check_numbers(df, owner, summary.column)
     check_new(df, owner, output=output)
-    value = quoted(summary.column).cast("double")
+    value, span = quoted(summary.column).cast("double"), summary.high - summary.low
+    width = summary.deviation if scale == "standard" else span
+    if not isfinite(width) or (scale == "standard" and span > 0 and width < _LEAST):
+        raise DataError(
+            f"{owner}: column {summary.column!r} has values from {summary.low} to {summary.high}: doubles "
+            f"lose their squares, or their distance, which scale={scale!r} needs; multiply them by a power "
+            "of ten first",
+            code="data-value",
+        )
     if scale == "standard":
         scaled = (value - summary.mean) / (summary.deviation or 1.0)
     else:
         above = F.greatest(value - summary.low, F.lit(0.0))
-        span = summary.high - summary.low
         scaled = F.log1p(above) if scale == "log" else F.least(above / (span or 1.0), F.lit(1.0))
     if scale != "min_max":  # which cuts values outside
         wrong = F.lit(f"{owner}: column {summary.column!r} has infinite values; filter them")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from datetime import datetime
 from functools import partial
 from time import tzset
@@ -355,6 +356,17 @@ def test_numbers_are_scaled_and_put_into_buckets(spark: Any) -> None:
             with_scaled(infinite, "y", x, scale=scale).collect()
     with pytest.raises(DataError, match="'x' has infinite values"):
         summarise_numbers(spark.createDataFrame([(float("inf"),)], "x double"), "x")
+    for low, high, scales in (
+        (-1e200, 1e200, ("standard",)),
+        (-1e308, 1e308, ("min_max", "log")),
+        (0, 1e-160, ("standard",)),
+    ):
+        given = np.array([low, high, 0.0])
+        with np.errstate(over="ignore"):
+            far = NumberSummary("x", 3, float(given.mean()), float(given.std()), low, high, ())
+        for scale in scales:
+            with pytest.raises(DataError, match=re.escape(f"'x' has values from {low} to {high}: doubles")):
+                with_scaled(infinite, "y", far, scale=scale)  # type: ignore[arg-type]
     with pytest.raises(DataError, match="'x' is null in all rows"):
         summarise_numbers(spark.createDataFrame([(None,)], "x double"), "x")
     with pytest.raises(ConfigError, match="scale='rank'"):
