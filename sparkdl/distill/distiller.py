@@ -80,9 +80,10 @@ class Distiller:
         hidden: losses of hidden layers, such as :class:`PatientKD`, which are added to it. They need
             ``keep=None``.
         keep: ``"all"`` to have teachers answer once for each row, in the tasks that write the partition
-            store, and keep all logits there as columns of bfloat16, for which rows that stay in their files
-            are copied, if ``cache_bytes`` of the Dataset allows it; a number k to keep the k largest of them;
-            ``None`` to have teachers answer in each step.
+            store, and keep all logits there as columns of bfloat16, outputs for other losses than ``KD`` as
+            float32. Rows that stay in their files are copied for that, if ``cache_bytes`` of the Dataset
+            allows it. A number k to keep the k largest of them; ``None`` to have teachers answer in each
+            step.
         optimizer: as of a Trainer.
         config: options as one object; keyword options replace its fields.
         **options: as of a Trainer, such as ``batch_size``, ``end_when``, ``metrics``, ``hooks``.
@@ -259,8 +260,9 @@ class Distiller:
         """Return the rows with soft labels, and the step that reads them."""
         shape, temperature = tried.shape, getattr(self._loss, "temperature", 1.0)
         top_k = self._keep if isinstance(self._keep, int) and self._keep < shape[-1] else None
+        exact = not isinstance(self._loss, KD)  # which compares shares, and others amounts
         asked = {
-            number: (teacher, LogitEncoding(f"soft{number}", shape, top_k, temperature))
+            number: (teacher, LogitEncoding(f"soft{number}", shape, top_k, temperature, exact))
             for number, teacher in enumerate(found.teachers)
             if _is_asked(teacher)
         }

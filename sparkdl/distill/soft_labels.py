@@ -1,6 +1,7 @@
 """Teachers' outputs as columns of the partition store: computed once, in the tasks that write it.
 
-A logit takes two bytes (bfloat16), as the bits of an int16. With ``top_k`` a row keeps its largest logits,
+A logit takes two bytes (bfloat16), as the bits of an int16; an amount, whose differences may be small beside
+itself, four. With ``top_k`` a row keeps its largest logits,
 their classes, and one more logit, which each of the other classes has: at the loss's temperature their
 probabilities add up to what they were.
 """
@@ -49,12 +50,13 @@ class LogitEncoding:
     shape: tuple[int, ...]  # of a row's logits
     top_k: int | None  # how many logits a row keeps; ``None`` for all
     temperature: float  # at which the other classes keep their probability
+    exact: bool = False  # whether they may be amounts, which stay float32; without ``top_k``
 
     @property
     def plans(self) -> dict[str, ColumnPlan]:
         """The columns, by entry of the label."""
         if self.top_k is None:
-            shapes = {self.name: ("int16", self.shape)}
+            shapes = {self.name: ("float32" if self.exact else "int16", self.shape)}
         else:
             kind = "int16" if self.shape[-1] <= _LARGEST_SHORT else "int32"
             shapes = {self.name: ("int16", (self.top_k + 1,)), f"{self.name}_classes": (kind, (self.top_k,))}
@@ -74,7 +76,7 @@ class LogitEncoding:
             logits = logits.new_full((len(logits), *self.shape), math.nan)  # nobody has answered
         plans = list(self.plans.values())
         if self.top_k is None:
-            return {plans[0].key: _bits(logits)}
+            return {plans[0].key: logits.contiguous().numpy() if self.exact else _bits(logits)}
         # NaN, where nobody has answered, counts as the largest, and stays NaN.
         values, classes = logits.topk(self.top_k, dim=-1)
         others = logits.scatter(-1, classes, -math.inf) / self.temperature
@@ -84,6 +86,8 @@ class LogitEncoding:
 
     def decode(self, label: Mapping[str, Tensor]) -> Tensor:
         """Return logits of the columns."""
+        if self.exact:
+            return label[self.name]
         values = label[self.name].view(torch.bfloat16).float()
         if self.top_k is None:
             return values

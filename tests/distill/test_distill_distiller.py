@@ -140,6 +140,27 @@ def test_teachers_alone_without_labels(spark: Any) -> None:
 
 
 @pytest.mark.parametrize("keep", ["all", None])
+def test_amounts_far_from_zero_are_learned_as_they_are(spark: Any, keep: Any) -> None:
+    """Of years bfloat16 tells every eighth or sixteenth apart."""
+    big, far = teacher(), torch.tensor([2000.0, -1000.0, 0.0, 1e6])
+    with torch.no_grad():
+        big[-1].bias.add_(far)  # type: ignore[operator, union-attr]
+    student = net()
+    with torch.no_grad():
+        student[-1].bias.add_(far)  # type: ignore[operator, union-attr]
+    soft, expected = answers(big), copy.deepcopy(student)
+    optimizer = torch.optim.SGD(expected.parameters(), lr=0.5)
+    for _ in range(4):
+        optimizer.zero_grad()
+        nnf.mse_loss(expected(torch.from_numpy(X)), soft).backward()
+        optimizer.step()
+    with rows(spark, None) as data:
+        result = distiller(big, student, keep=keep, loss=LogitMatching(1.0)).fit(data)
+    torch.testing.assert_close(answers(result.module), answers(expected), atol=1e-3, rtol=2e-7)
+    assert (soft.bfloat16().float() - soft).abs().max() > 1
+
+
+@pytest.mark.parametrize("keep", ["all", None])
 def test_teachers_of_other_kinds_columns_and_weights(spark: Any, keep: Any) -> None:
     """One with the student's inputs, one with its own columns, and one that is a column of probabilities."""
     one, other = teacher(), net(12, inputs=9, seed=7)
