@@ -17,6 +17,8 @@ from torch import Tensor
 from torch.nn import functional as nnf
 from torch.overrides import TorchFunctionMode
 
+from sparkdl.exceptions import ModelError
+
 _CALLS: dict[Any, Mapping[str, Any]] = {
     function: {name: own.default for name, own in inspect.signature(function).parameters.items()}
     for function in (nnf.cross_entropy, nnf.nll_loss, getattr(nnf, "linear_cross_entropy", nnf.nll_loss))
@@ -72,7 +74,10 @@ def watched(compute: Callable[..., Any], *arguments: Any) -> tuple[Any, DivisorW
 
 
 def _divisor(given: Mapping[str, Any]) -> float | None:
-    """Return the divisor of a call; ``None`` if it takes no mean over labels that are class numbers."""
+    """Return the divisor of a call; ``None`` if it takes no mean over labels that are class numbers.
+
+    ModelError if it is 0, and what is divided is not.
+    """
     target, weight, ignored = given["target"], given["weight"], given["ignore_index"]
     # The two options that reduction= has replaced come first where they are given.
     old = (given.get("size_average"), given.get("reduce"))
@@ -82,4 +87,14 @@ def _divisor(given: Mapping[str, Any]) -> float | None:
     counts = target != (-100 if ignored is None else ignored)
     if weight is None:
         return float(counts.sum())
-    return float(weight.detach().double()[target[counts]].sum())
+    divisor = float(weight.detach().double()[target[counts]].sum())
+    if not divisor and given.get("label_smoothing") and bool(counts.any()):
+        smoothing = given["label_smoothing"]
+        raise ModelError(
+            f"cross_entropy got {int(counts.sum())} labels, all of classes with weight 0, and "
+            f"label_smoothing={smoothing}: torch divides what smoothing counts for them by 0, in a larger "
+            "batch by the weights of other labels, which a part of the batch does not know. Leave such "
+            "labels out by ignore_index, or give their classes a small weight",
+            code="model-output",
+        )
+    return divisor

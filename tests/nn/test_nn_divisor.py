@@ -138,6 +138,22 @@ def test_a_share_without_labels_contributes_nothing() -> None:
     assert not replica.grad.any()
 
 
+@pytest.mark.parametrize("micro", [None, 2])
+def test_smoothing_of_labels_without_weight_is_torchs_or_refused(micro: int | None) -> None:
+    """What it counts for them is divided by the weights of others, which a share without others lacks."""
+    loss = nn.CrossEntropyLoss(weight=torch.tensor([0.0, 1.0, 2.0]).double(), label_smoothing=0.1)
+    batch = Batch(inputs(), torch.tensor([0, 2, 1, 0, -100, 1, 0, 2, -100, -100, 2, 0]), None, ROWS)
+    expected, gradient = torchs(loss, linear(), batch.inputs, batch.label)
+    found, own = shares(LossObjective(loss), linear(), batch, [6], micro)
+    assert found == pytest.approx(expected)
+    torch.testing.assert_close(own, gradient)
+    for cuts in ([3, 4], [11]):
+        with pytest.raises(
+            ModelError, match="1 labels, all of classes with weight 0, and label_smoothing=0.1"
+        ):
+            shares(LossObjective(loss), linear(), batch, cuts, micro)
+
+
 @pytest.mark.parametrize(
     ("loss", "label"),
     [
