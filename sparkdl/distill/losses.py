@@ -80,6 +80,12 @@ class DistillLoss(nn.Module, ABC):
             loss = loss + (~has) * self.labelled(output, label)
         return loss, soft, answered / max(sum(weight for weight, _ in teachers), 1e-12)
 
+    def known(self, label: Tensor) -> Tensor:
+        """Return which share of a row's labels there is, one value per row: 0 for a negative integer."""
+        if label.is_floating_point() or label.dtype == torch.bool:
+            return torch.ones(len(label), device=label.device)
+        return (label >= 0).reshape(len(label), -1).float().mean(1)
+
     def labelled(self, output: Tensor, label: Tensor) -> Tensor:
         """Return the loss of the label, one value per row; 0 for rows whose label is a negative integer.
 
@@ -140,6 +146,10 @@ class KD(DistillLoss):
         p = nnf.softmax(teacher.to(output.dtype) / t, dim=-1)
         divergence = nnf.kl_div(log_q, p, reduction="none").sum(-1)
         return divergence.reshape(len(output), -1).mean(1) * (t * t)
+
+    def known(self, label: Tensor) -> Tensor:
+        """Return which rows have a label; Spark ML has numbers of classes as doubles."""
+        return super().known(label.long() if label.is_floating_point() and label.dim() == 1 else label)
 
     def labelled(self, output: Tensor, label: Tensor) -> Tensor:
         """Return the loss of the label, the number of a class; Spark ML has such numbers as doubles."""

@@ -40,13 +40,17 @@ class DistillStep(nn.Module):
     def forward(self, student: nn.Module, batch: Batch) -> dict[str, Any]:
         """Return loss, output and further scalars of a batch.
 
-        In evaluation, where rows have no soft labels, the loss is that of the label; without one, that of
-        teachers.
+        In evaluation, where rows have no soft labels, the loss is that of the label, the mean over the rows
+        that have one; without a label, that of teachers.
         """
         label = label_of(batch.label)
         if not student.training and label is not None:
             output = main_output(call(student, batch.inputs))
-            return {"loss": self.loss.labelled(output, label), "output": output}
+            found = {"loss": self.loss.labelled(output, label), "output": output}
+            if batch.weight is not None:  # one value per row is needed then
+                return found
+            known = self.loss.known(label).sum()
+            return found | {"loss": found["loss"].sum() / known, "divisor": known}
         losses: Any = self.hidden
         with captured(student, [name for loss in losses for name in loss.layers]) as ours:
             output = main_output(call(student, batch.inputs))

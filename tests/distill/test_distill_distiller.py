@@ -352,6 +352,19 @@ def test_a_saved_model_that_was_fitted_on_the_columns_in_another_order_is_refuse
         distiller(of, Difference()).fit(df, features=["a", "b"], label="y")
 
 
+@pytest.mark.parametrize("kind", [np.int64, np.float32])
+def test_validation_is_the_mean_over_rows_that_have_a_label(spark: Any, kind: Any) -> None:
+    label = np.where(np.arange(40) % 4 < 3, -1, Y).astype(kind)
+    with rows(spark) as data, rows(spark, label, 3) as some, rows(spark, 0 * Y - 1) as none:
+        distill = distiller(teacher(), loss=KD(), validation_batch_size=6)
+        result = distill.fit(data, {"val": some, "none": none})
+    there = np.flatnonzero(label >= 0)
+    output = answers(result.module)[there]
+    expected = nnf.cross_entropy(output, torch.from_numpy(Y)[there]).item()
+    assert result.scores["val/loss"] == pytest.approx(expected, rel=1e-6)
+    assert np.isnan(result.scores["none/loss"])
+
+
 def test_validation_measures_the_label_alone(spark: Any) -> None:
     with rows(spark, partitions=2) as data, rows(spark) as held_out:
         metrics = {"accuracy": MulticlassAccuracy(num_classes=4, average="micro")}
