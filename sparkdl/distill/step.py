@@ -46,11 +46,11 @@ class DistillStep(nn.Module):
         label = label_of(batch.label)
         if not student.training and label is not None:
             output = main_output(call(student, batch.inputs))
-            found = {"loss": self.loss.labelled(output, label), "output": output}
+            rows = self.loss.labelled(output, label)
             if batch.weight is not None:  # one value per row is needed then
-                return found
+                return {"loss": rows, "output": output}
             known = self.loss.known(label).sum()
-            return found | {"loss": found["loss"].sum() / known, "divisor": known}
+            return {"loss": rows.sum() / known, "divisor": known, "output": output}
         losses: Any = self.hidden
         with captured(student, [name for loss in losses for name in loss.layers]) as ours:
             output = main_output(call(student, batch.inputs))
