@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from contextlib import nullcontext
 from dataclasses import dataclass
 
@@ -11,11 +12,12 @@ from sparkdl.allreduce.state import ModelState
 from sparkdl.compute.spec import FitSpec
 from sparkdl.data.dataset import Dataset
 from sparkdl.data.given import Validation
-from sparkdl.exceptions import ConfigError
+from sparkdl.exceptions import ConfigError, SparkdlWarning
 from sparkdl.optim.spec import OptimizerSpec
 from sparkdl.train.checkpoint.resume import ResumePoint
 from sparkdl.train.groups import Epochs
 from sparkdl.train.history import History
+from sparkdl.train.hooks.callbacks import EarlyStopping
 from sparkdl.train.hooks.checkpoint import Resume, find_resume_point, of_attempt
 from sparkdl.train.hooks.of_run import hooks_of
 from sparkdl.train.interrupt import interruptible
@@ -57,6 +59,8 @@ class Fit:
         monitor = check_validation(config, tried.shipped, sets)
         schedule = scheduled_hyper(recipe.optimizer, config, monitor)
         hooks = hooks_of(config, self.name)
+        if monitor is None and any(isinstance(hook, EarlyStopping) for hook in hooks):
+            _warn("EarlyStopping: without validation it stops nothing; give fit(data, validation=...)")
         resume, rows = of_attempt(resume, rows, hooks)
         point = find_resume_point(resume, hooks)
 
@@ -168,6 +172,9 @@ def train_to_the_end(loop: Loop, point: ResumePoint | None, carrier: ErrorsCarry
             if point is not None:
                 loop.resume(point)
             stopped_by = loop.train(interrupted)
+            if stopped_by == "end_when":  # a hook, such as a search's, may have ended it early
+                for message in loop.left_out():
+                    _warn(message)
         except BaseException as error:
             run.error = error
             stopped_by = "interrupt" if isinstance(error, KeyboardInterrupt) else "error"
@@ -178,3 +185,7 @@ def train_to_the_end(loop: Loop, point: ResumePoint | None, carrier: ErrorsCarry
             finally:
                 with unless_under_way(run.error, "The last weights cannot be fetched any more"):
                     carrier.result = result_of(run, stopped_by)
+
+
+def _warn(message: str) -> None:
+    warnings.warn(SparkdlWarning(message, code="config"), stacklevel=4)

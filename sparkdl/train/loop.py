@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from math import isnan
 from time import perf_counter
@@ -216,6 +216,18 @@ class Loop:
             self._call("on_epoch_end")
         self._finished = True
         self._call("on_boundary", False)
+
+    def left_out(self) -> Iterator[str]:
+        """Say what was asked for and has never happened in a run that is over."""
+        config, state = self.run.config, self.run.state
+        where = f"in {state.iteration} iterations, {state.epoch} epochs of which are complete"
+        if config.averaging is not None and state.iteration and not self._averaged:
+            yield (
+                f"averaging={config.averaging!r}: no weights entered the average {where}; the result has "
+                "the last ones"
+            )
+        if self._validator.has_sets and state.iteration and not self.run.history.validations:
+            yield f"validate_when={config.validate_when!r} never fired {where}; there are no scores"
 
     def end(self) -> None:
         """Tell the hooks that the run is over.

@@ -28,7 +28,8 @@ class FitResult:
         history: one row per iteration.
         state: where the run ended.
         stopped_by: ``"end_when"``, ``"hook"``, ``"interrupt"`` (Ctrl-C) or ``"error"``.
-        scores: last value of each validation metric, by ``"set/metric"``.
+        scores: last value of each validation metric, by ``"set/metric"``; where ``EarlyStopping`` went back
+            to the best weights, those of their validation.
         unaveraged: with ``averaging``, a copy with the weights as the last iteration left them, unless
             a hook replaced them at the end, as ``EarlyStopping`` does.
     """

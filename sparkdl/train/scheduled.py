@@ -152,10 +152,15 @@ def _build(factory: SchedulerFactory, shadow: Optimizer) -> LRScheduler:
     return scheduler
 
 
+def follows_scores(schedule: Schedule) -> bool:
+    """Return whether a schedule is a ReduceLROnPlateau, by its class or a partial."""
+    cls = schedule.func if isinstance(schedule, partial) else schedule
+    return isinstance(cls, type) and issubclass(cls, ReduceLROnPlateau)
+
+
 def _with_mode(factory: SchedulerFactory, higher_is_better: bool) -> SchedulerFactory:
     """Give a ReduceLROnPlateau the direction of the monitored score, unless the user chose one."""
-    cls = factory.func if isinstance(factory, partial) else factory
-    if not (isinstance(cls, type) and issubclass(cls, ReduceLROnPlateau)):
+    if not follows_scores(factory):
         return factory
     if isinstance(factory, partial) and "mode" in factory.keywords:
         return factory

@@ -17,11 +17,23 @@ from support.data import as_dataset, partitioned
 from support.models import Everything
 from support.reference import assert_bit_equal
 from torch import nn
-from torch.optim.lr_scheduler import ReduceLROnPlateau
+from torch.optim.lr_scheduler import ExponentialLR, ReduceLROnPlateau
 from torchmetrics.classification import MulticlassAccuracy
 
 from sparkdl import Dataset, Trainer
-from sparkdl.train import Checkpoint, EarlyStopping, EveryIterations, Hook, MaxIteration, Run, Trigger
+from sparkdl.exceptions import SparkdlWarning
+from sparkdl.train import (
+    EMA,
+    SWA,
+    Checkpoint,
+    EarlyStopping,
+    EveryIterations,
+    Hook,
+    MaxIteration,
+    PerEpoch,
+    Run,
+    Trigger,
+)
 from sparkdl.train.checkpoint import CheckpointFolder
 
 PARTS = partitioned([90, 110])  # 4 iterations an epoch
@@ -98,6 +110,35 @@ ENDS: dict[str, tuple[When, int]] = {
     "a hook fails after an epoch": (When("on_epoch_end", 8, fail), 8),
     "a hook fails between": (When("on_iteration_begin", 7, fail), 7),
 }
+
+
+@pytest.mark.parametrize("options", [{}, {"averaging": EMA(0.5)}], ids=["last", "averaged"])
+def test_scores_are_those_of_the_weights_that_early_stopping_goes_back_to(
+    data: Dataset, options: dict[str, Any]
+) -> None:
+    worse = PerEpoch(partial(ExponentialLR, gamma=30))
+    options = {"schedule": worse, "hooks": [EarlyStopping(3)], "end_when": MaxIteration(24), **options}
+    trainer = Trainer(Everything(), **OPTIONS | options)
+    with as_dataset(data.spark, partitioned([30])) as few:
+        result = trainer.fit(data, {"val": few, "more": data})
+        assert result.state.stale > 0
+        assert result.scores["val/loss"] == result.state.best_score
+        for name, rows in (("val", few), ("more", data)):
+            for score, value in trainer.evaluate(rows, trainer.config.metrics).items():
+                assert result.scores[f"{name}/{score}"] == pytest.approx(value, rel=1e-6)
+
+
+def test_what_was_asked_for_and_never_happens_is_told(data: Dataset) -> None:
+    trainer = Trainer(Everything(), **OPTIONS | {"schedule": None, "monitor": None})
+    two = MaxIteration(2)
+    for options, validation, message in (
+        ({"averaging": SWA(start_epoch=9)}, None, r"SWA\(start_epoch=9.*no weights entered .* in 2"),
+        ({"validate_when": EveryIterations(9)}, data, r"EveryIterations\(iterations=9\) never fired in 2"),
+        ({"hooks": [EarlyStopping(2)]}, None, r"EarlyStopping: without validation it stops nothing"),
+    ):
+        with pytest.warns(SparkdlWarning, match=message) as found:
+            trainer.with_options(end_when=two, **options).fit(data, validation)
+        assert len(found) == 1
 
 
 @pytest.mark.whole

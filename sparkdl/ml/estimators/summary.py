@@ -22,7 +22,7 @@ class TrainingSummary:
 
     Attributes:
         history: one row per iteration, and the scores of every validation.
-        scores: last value of each validation score, such as ``"val/loss"``.
+        scores: value of each validation score, such as ``"val/loss"``, as of ``FitResult``.
         stoppedBy: ``"end_when"`` (maxEpochs or maxIter), ``"hook"`` (early stopping) or ``"interrupt"``
             (Ctrl-C).
         state: where the run ended.

@@ -30,7 +30,7 @@ class EarlyStopping(Hook):
     Args:
         patience: validations without a new best score after which the run ends.
         restore_best: whether the run ends with the weights of the best validation, however it
-            ends; with ``averaging=``, the averaged ones. Otherwise with the last ones.
+            ends, and with its scores; with ``averaging=``, the averaged ones. Otherwise with the last ones.
 
     Raises:
         ConfigError: if ``patience`` is not a positive integer.
@@ -77,6 +77,7 @@ class EarlyStopping(Hook):
         """Go back to the best weights."""
         if self._best is not None and run.state.stale > 0:
             run.replace(self._best)
+            run.scores.update(_scores_before(run, run.state.stale))
             _log.info(
                 "EarlyStopping: restored the weights with score %.6g, %d validations back",
                 run.state.best_score,
@@ -90,6 +91,20 @@ class EarlyStopping(Hook):
             )
             warnings.warn(SparkdlWarning(message, code="config-resume"), stacklevel=4)
         self._best = None
+
+
+def _scores_before(run: Run, back: int) -> dict[str, float]:
+    """Return the scores of all sets by the monitored validation so many validations back."""
+    monitored, _, score = run.monitored.partition("/")
+    rows = [row for row in run.history.validations if row["name"] == monitored and score in row]
+    at = rows[-1 - back]["iteration"] if len(rows) > back else None
+    return {
+        f"{row['name']}/{name}": value
+        for row in run.history.validations
+        if row["iteration"] == at
+        for name, value in row.items()
+        if name not in ("epoch", "iteration", "name")
+    }
 
 
 class Freeze(Hook):
