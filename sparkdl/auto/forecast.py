@@ -272,7 +272,8 @@ def with_params(estimator: TimeSeriesEstimator, params: Mapping[str, Any]) -> Ti
 def on_all_rows(estimator: TimeSeriesEstimator) -> TimeSeriesEstimator:
     """Return a copy of an estimator that also trains on the steps which have validated in the search."""
     own = estimator.copy().setValidationSteps(0)
-    own.clear(own.earlyStoppingPatience)
+    for name in ("earlyStoppingPatience", "monitor"):
+        own.clear(own.getParam(name))
     return own
 
 

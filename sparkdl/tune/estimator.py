@@ -16,6 +16,7 @@ from sparkdl.ml.estimators.fitting import with_values
 from sparkdl.ml.estimators.sparsity import settled
 from sparkdl.ml.params.columns import value_of
 from sparkdl.ml.persistence.stored import explained
+from sparkdl.train.scheduled import follows_scores
 from sparkdl.train.trainer import Trainer
 from sparkdl.tune import saving
 from sparkdl.tune.result import BestTrial, SearchResult
@@ -47,6 +48,11 @@ def check_space(space: Mapping[str, Any], estimator: Any, *more: str) -> None:
                 f"{name} is set: trials begin anew and are as long as the search says, unlike the fit at the "
                 "end; leave it out"
             )
+    if estimator.schedule is not None and follows_scores(estimator.schedule):
+        raise ConfigError(
+            "schedule: ReduceLROnPlateau follows validations, and the fit at the end, to all rows, has none; "
+            "give another schedule"
+        )
 
 
 class TorchTuner(Estimator[Any], MLWritable, MLReadable[Any]):
@@ -175,8 +181,8 @@ class TorchTuner(Estimator[Any], MLWritable, MLReadable[Any]):
         indicator = value_of(chosen, chosen.validationIndicatorCol)
         if indicator and chosen.getHandleInvalid() != "error":  # the search had no rows of neither side
             dataset = with_values(dataset, [indicator])
-        for param in (chosen.validationFraction, chosen.validationIndicatorCol, chosen.earlyStoppingPatience):
-            chosen.clear(param)
+        for name in ("validationFraction", "validationIndicatorCol", "earlyStoppingPatience", "monitor"):
+            chosen.clear(chosen.getParam(name))
         return chosen.fit(dataset)
 
     def copy(self, extra: Mapping[Param[Any], Any] | None = None) -> TorchTuner:

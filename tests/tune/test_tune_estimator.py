@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from sparkdl import TorchClassifier, tune
 from sparkdl.exceptions import ConfigError
@@ -120,6 +122,20 @@ def test_trials_cannot_differ_in_rows_and_epochs(name: str) -> None:
 def test_an_estimator_whose_fits_begin_or_end_elsewhere_is_refused(given: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=f"{next(iter(given))} is set: trials begin anew"):
         tune.TorchTuner(estimator=TorchClassifier(**given), space={"learningRate": [1e-3, 1e-2]})
+
+
+def test_the_fit_at_the_end_looks_for_no_score(monkeypatch: Any) -> None:
+    fitted: list[Any] = []
+    monkeypatch.setattr(TorchClassifier, "fit", lambda self, _: fitted.append(self))
+    stops = TorchClassifier(earlyStoppingPatience=2, validationFraction=0.2, monitor="val/loss")
+    tuner = tune.TorchTuner(estimator=stops, space={"learningRate": [1e-3, 1e-2]})
+    tuner.refit(None, tune.BestTrial(0, {"learningRate": 1e-2}, 3, 0.5))  # type: ignore[arg-type]
+    (fit,) = fitted
+    assert [fit.isDefined(name) for name in ("monitor", "earlyStoppingPatience")] == [False, False]
+    assert (fit.getMaxEpochs(), fit.getValidationFraction()) == (3, 0.0)
+    plateau = TorchClassifier(schedule=partial(ReduceLROnPlateau, patience=1))
+    with pytest.raises(ConfigError, match="ReduceLROnPlateau follows validations, and the fit at the end"):
+        tune.TorchTuner(estimator=plateau, space={"learningRate": [1e-3, 1e-2]})
 
 
 def test_with_early_stopping_each_epoch_is_a_rung() -> None:
