@@ -60,11 +60,18 @@ class _Ranking(Metric):
                 lie in any batch and partition, and all scores are kept until the end.
 
         Raises:
-            ValueError: if shapes differ, or there are no queries by candidates and no ``indexes``.
+            ValueError: if shapes differ, a relevance is negative or NaN, or there are no queries by
+                candidates and no ``indexes``.
         """
         if preds.shape != target.shape or (indexes is not None and indexes.shape != preds.shape):
             shapes = [tuple(t.shape) for t in (preds, target, indexes) if t is not None]
             raise ValueError(f"preds, target and indexes must have one shape, got {shapes}")
+        if not bool((target >= 0).all()):
+            found = target[~(target >= 0)][0].item()
+            raise ValueError(
+                f"target has {found}; expected the relevance of each candidate, at least 0. Leave out those "
+                "that do not count: flat preds, target and indexes have as many for each query as there are"
+            )
         if indexes is not None:
             self.preds.append(preds.flatten())
             self.target.append(target.flatten())

@@ -53,6 +53,15 @@ def test_agreement_with_torchmetrics(ranking, k):
         assert score(metric, preds, target) == pytest.approx(expected.item(), abs=1e-6)
 
 
+@pytest.mark.parametrize("metric", [HitRatio, NDCG, MAP, MRR, Recall])
+@pytest.mark.parametrize("wrong", [-1.0, math.nan])
+def test_no_relevance_is_below_0_or_nan(metric, wrong):
+    preds, target = torch.tensor([[3.0, 2.0, 1.0]]), torch.tensor([[wrong, 0.0, 1.0]])
+    for indexes in (None, torch.zeros(1, 3, dtype=torch.int64)):
+        with pytest.raises(ValueError, match=f"target has {wrong}; expected the relevance of each candidate"):
+            metric().update(preds, target, indexes)
+
+
 @pytest.mark.parametrize("rank", [1, 9, 10, 11, 12])
 def test_by_default_rankings_have_ten_places_but_those_of_means_all(rank):
     preds, target = torch.arange(12, 0, -1.0)[None], torch.zeros(1, 12, dtype=torch.int64)

@@ -44,6 +44,28 @@ def test_blocks_find_what_a_full_sort_finds(block: int) -> None:
     assert torch.isinf(few["scores"][:, 2:]).all()
 
 
+def test_vectors_and_scores_of_nan_are_not_the_best() -> None:
+    vectors = filled(nn.Identity()).vectors.clone()
+    vectors[3, 1] = torch.nan
+    with pytest.raises(DataError, match=rf"vectors: that of item {IDS[3]} \(1 such items\) is NaN or"):
+        TopK(nn.Identity(), ITEMS, 8).fill(IDS, vectors)
+    queries = torch.ones(3, 8)
+    queries[1, 0], queries[2, 7] = torch.nan, torch.inf
+    found = filled(nn.Identity())(queries)
+    assert torch.equal(found["items"][1:], torch.full((2, 5), -1))
+    assert (found["scores"][1:] == -torch.inf).all()
+    assert torch.equal(found["items"][0], filled(nn.Identity())(queries[:1])["items"][0])
+
+    class NanForOne(nn.Module):
+        def forward(self, item: torch.Tensor) -> torch.Tensor:
+            return torch.where(item == found["items"][0, 2], torch.nan, 1.0)
+
+    ranked = Recommender(filled(nn.Identity()), NanForOne(), 5)(input=queries[:1])
+    expected = [*found["items"][0, [0, 1, 3, 4]].tolist(), -1]
+    assert ranked["items"][0].tolist() == expected
+    assert ranked["scores"][0].tolist() == [1.0] * 4 + [-torch.inf]
+
+
 def recommender(weight: float = 0.0) -> Recommender:
     torch.manual_seed(0)
     towers = TwoTower((None,), (None,), 4, (8,), 8, history=True, variables={"seed": 1})

@@ -29,7 +29,7 @@ class TopK(nn.Module):
         input: that of ``query``; and ``seen``, (rows, n), ids of items that are not to be returned, filled up
             with any number that is no item's id.
         output: a dict of ``items``, ids, (rows, k), the best first, and ``scores``, (rows, k). Where ``seen``
-            leaves fewer than ``k``, ids are -1 and scores minus infinity.
+            leaves fewer than ``k``, or the query is not finite, ids are -1 and scores minus infinity.
 
     Raises:
         ConfigError: if an argument cannot work.
@@ -56,7 +56,7 @@ class TopK(nn.Module):
             vectors: shape (items, width).
 
         Raises:
-            DataError: if they have another shape, or an id is there twice.
+            DataError: if they have another shape, an id is there twice, or a vector is not finite.
         """
         if ids.shape != self.ids.shape or vectors.shape != self.vectors.shape:
             raise DataError(
@@ -66,6 +66,13 @@ class TopK(nn.Module):
             )
         if len(torch.unique(ids)) < len(ids):
             raise DataError("ids: an item is there twice; drop duplicates", code="data-value")
+        wrong = ~vectors.isfinite().all(1)
+        if wrong.any():  # NaN would be the largest score
+            raise DataError(
+                f"vectors: that of item {ids[wrong][0].item()} ({int(wrong.sum())} such items) is NaN or "
+                "infinite; leave such items out",
+                code="data-value",
+            )
         self.ids.copy_(ids)
         self.vectors.copy_(vectors.detach())
         return self
@@ -86,7 +93,8 @@ class TopK(nn.Module):
         if seen is not None:
             known = (ids.unsqueeze(2) == seen.unsqueeze(1)).any(2)
             scores, ids = _best(scores.masked_fill(known, -torch.inf), ids, self.k)
-            ids = ids.masked_fill(scores == -torch.inf, -1)
+        scores = scores.masked_fill(~queries.isfinite().all(1, keepdim=True), -torch.inf)
+        ids = ids.masked_fill(scores == -torch.inf, -1)
         return {"items": ids, "scores": scores}
 
 
@@ -103,7 +111,7 @@ class Recommender(nn.Module):
 
     Shapes:
         input: by name, all that ``retrieve`` and its query, and ``rank``, take, except ``item``.
-        output: as of :class:`TopK`, with the sums as scores.
+        output: as of :class:`TopK`, with the sums as scores; no item whose score is NaN.
 
     Raises:
         ConfigError: if ``retrieve`` gives fewer than ``k`` candidates, or ``rank`` takes no ``item``.
@@ -136,8 +144,9 @@ class Recommender(nn.Module):
         scores = self.rank(item=items.flatten(), **rest).view(candidates.shape)
         if self.weight:
             scores = scores + self.weight * found["scores"]
-        scores = scores.masked_fill(~there, -torch.inf)
-        scores, items = _best(scores, candidates, self.k)
+        there = there & ~scores.isnan()  # which would be the largest
+        scores, items = _best(scores.masked_fill(~there, -torch.inf), candidates, self.k)
+        items = items.masked_fill(scores == -torch.inf, -1)
         return {"items": items, "scores": scores}
 
 
