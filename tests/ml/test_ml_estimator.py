@@ -640,6 +640,13 @@ def test_the_first_rows_are_read_once(spark, monkeypatch):
     assert reads == [2]
 
 
+def test_a_single_logit_is_evaluated_on_labels_of_two_classes(spark):
+    model = TorchClassifier(module=nn.Linear(2, 1), maxIter=2).fit(points(spark, (0.0, 1.0)))
+    for label, message in ((0.5, "holds 0.5"), (2.0, "holds 2, but there are 2 classes")):
+        with pytest.raises(DataError, match=f"label column 'label' {message}"):
+            model.evaluate(points(spark, (0.0, label)))
+
+
 def test_checkpoints_and_resume(spark, tmp_path):
     df, path = points(spark), str(tmp_path / "run")
     est = TorchClassifier(checkpointPath=path, batchSize=6, maxEpochs=1, seed=5)

@@ -84,6 +84,16 @@ def test_named_inputs():
     assert list(single.inputColumns()) == ["input"]
 
 
+def test_columns_with_the_names_of_arguments_are_for_these():
+    a, b = np.full((3, 2), 5.0, np.float32), np.full((3, 2), 2.0, np.float32)
+    for columns in (["a", "b"], ["b", "a"]):
+        for example in ({"a": a, "b": b}, {"b": b, "a": a}):
+            model = TorchModel.from_module(Subtract(), example=example, featuresCols=columns)
+            assert all(name == column.name for name, column in model.inputColumns().items())
+    with pytest.raises(ConfigError, match=r"argument 'a' the column 'b', which is the name of another"):
+        TorchModel.from_module(Subtract(), example={"a": a, "b": b}, featuresCols=["b", "c"])
+
+
 def test_named_inputs_that_do_not_fit():
     with pytest.raises(
         ConfigError, match=r"inputNames=\['a', 'b'\]: expected one entry for each .*: features"

@@ -57,6 +57,8 @@ def evaluate(model: Any, df: DataFrame, metrics: Any, loss: Loss | None) -> dict
     if model.encoding is not None:
         df = tables.arrays(df, model.encoding, list(dict.fromkeys(kept)))
     with Dataset.from_dataframe(df, features=features, label=label, weight=weight) as data:
+        if own is binary_cross_entropy:  # a float that is no class would be taken for a share
+            fitting.check_labels(df, label.name, 2)
         found = trainer.evaluate(data, metrics)
     if not measured:
         del found[LOSS]

@@ -150,7 +150,7 @@ class _TableModel(Fitted, HasTraining, HasInputs, HasErrorCol):
             model.signature = look(model, example)
         elif example is not None:
             if isinstance(example, Mapping) and not model.isSet(model.inputNames):
-                model.setInputNames(list(example))
+                model.setInputNames(_arguments_for(model.featuresNames(), list(example)))
             names = model._arguments()
             model.signature = Signature.of_rows(module, group(_tensors_of(example, names), names))
         else:
@@ -193,7 +193,8 @@ class _TableModel(Fitted, HasTraining, HasInputs, HasErrorCol):
 
         Raises:
             ConfigError: if there is nothing to compute, or something is no metric.
-            DataError: if a column is missing or cannot become a tensor.
+            DataError: if a column is missing or cannot become a tensor, or a single logit's labels are not
+                0 and 1.
         """
         from sparkdl.ml.estimators.evaluation import evaluate
 
@@ -386,6 +387,20 @@ def _tensors_of(example: Any, names: Sequence[str]) -> list[torch.Tensor]:
         found = list(example) if isinstance(example, Mapping) else f"{len(values)} arrays"
         raise ConfigError(f"example: found {found}, expected one array for each of {list(names)}")
     return [_as_tensor(rows) for rows in values]
+
+
+def _arguments_for(columns: list[str], arguments: list[str]) -> list[str]:
+    """Return each column's argument: that of its name, or those of an example in their order."""
+    if set(columns) == set(arguments):
+        return columns
+    for column, argument in zip(columns, arguments, strict=False):
+        if column in arguments and column != argument:
+            raise ConfigError(
+                f"example: its order gives argument {argument!r} the column {column!r}, which is the name of "
+                f"another argument: featuresCols={columns}, and the example has {arguments}; say by "
+                "inputNames= which argument each column is for"
+            )
+    return arguments
 
 
 def _as_tensor(rows: Any) -> torch.Tensor:
