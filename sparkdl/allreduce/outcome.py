@@ -194,7 +194,9 @@ def _mean_extras(reports: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     names = dict.fromkeys(name for report in reports for name in report["extras"])
     means = {}
     for name in names:
-        having = [r for r in reports if name in r["extras"]]
-        weight = sum(r["weight"] for r in having)
-        means[name] = sum(r["extras"][name] * r["weight"] for r in having) / weight
+        having = [
+            (r["extras"][name], r["shares"].get(name, r["weight"])) for r in reports if name in r["extras"]
+        ]
+        if total := sum(counts for _, counts in having):
+            means[name] = sum(value * counts for value, counts in having) / total
     return means

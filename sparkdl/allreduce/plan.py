@@ -304,6 +304,7 @@ def report_of(me: Participant, contribution: Contribution) -> Report:
         divisor=loss.divisor,
         loss=loss.loss,
         extras=loss.extras,
+        shares=loss.shares,
         task=me.clock.facts(),
         buffers=contribution.buffers or {},
     )

@@ -100,7 +100,10 @@ def _mean(losses: list[BatchLoss]) -> BatchLoss:
     having: defaultdict[str, float] = defaultdict(float)
     for result in losses:
         for name, value in result.extras.items():
-            sums[name] += value * result.weight
-            having[name] += result.weight
+            counts = result.shares.get(name, result.weight)
+            sums[name] += value * counts
+            having[name] += counts
     extras = {name: sums[name] / having[name] for name in sums if having[name]}
-    return BatchLoss(loss, weight, sum(result.rows for result in losses), extras, divisor=divisor)
+    shares = {name: having[name] for name in extras if having[name] != weight}
+    rows = sum(result.rows for result in losses)
+    return BatchLoss(loss, weight, rows, extras, divisor=divisor, shares=shares)

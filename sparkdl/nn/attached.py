@@ -113,9 +113,13 @@ class _Attached:
 
 
 @contextmanager
-def attached(module: nn.Module, batch: Batch) -> Iterator[dict[str, float]]:
-    """Collect what the module logs, and tell it its place; Lightning's own methods want a Trainer."""
+def attached(module: nn.Module, batch: Batch) -> Iterator[tuple[dict[str, float], dict[str, Any]]]:
+    """Collect what the module logs, and tell it its place; Lightning's own methods want a Trainer.
+
+    Gives the scalars, and what they were logged as.
+    """
     logged: dict[str, float] = {}
+    given: dict[str, Any] = {}
 
     def log(name: str, value: Any, *args: Any, **options: Any) -> None:
         options |= dict(zip(_LOG_OPTIONS, args, strict=False))
@@ -123,7 +127,7 @@ def attached(module: nn.Module, batch: Batch) -> Iterator[dict[str, float]]:
         if _is_metric(value):  # this batch's value
             metric, value = value, value.compute()
             metric.reset()
-        logged[name] = as_scalar(value, f"self.log({name!r}) got a value")
+        logged[name], given[name] = as_scalar(value, f"self.log({name!r}) got a value"), value
 
     def log_dict(dictionary: Mapping[str, Any], *args: Any, **options: Any) -> None:
         for name, value in dictionary.items():
@@ -133,7 +137,7 @@ def attached(module: nn.Module, batch: Batch) -> Iterator[dict[str, float]]:
     own.log, own.log_dict = log, log_dict
     before, own.trainer = own._trainer, _Attached(module, batch)
     try:
-        yield logged
+        yield logged, given
     finally:
         own.trainer = before
         del own.log, own.log_dict

@@ -55,6 +55,11 @@ class DivisorWatch(TorchFunctionMode):
         found = self._divisors.get(id(loss), frozenset())
         return next(iter(found)) if len(found) == 1 else None
 
+    def divisors_of(self, values: Mapping[str, Any]) -> dict[str, float]:
+        """Return what values are divided by, as far as it is known, by name."""
+        found = {name: self.divisor_of(value) for name, value in values.items()}
+        return {name: divisor for name, divisor in found.items() if divisor is not None}
+
     def _of(self, value: Any) -> frozenset[float]:
         if isinstance(value, list | tuple):
             return frozenset[float]().union(*map(self._of, value))

@@ -42,6 +42,8 @@ class BatchLoss:
     extras: dict[str, float] = field(default_factory=dict)
     dropped: int = 0  # number of samples that were left out
     divisor: float = field(default=math.nan)
+    # by what a further scalar counts in the mean over shares, where that is not ``weight``
+    shares: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if math.isnan(self.divisor):
@@ -106,9 +108,10 @@ def _accumulate(
         value = evaluated.loss
         own = weight if evaluated.divisor is None else evaluated.divisor
         for name, extra in evaluated.extras.items():
-            if own or math.isfinite(extra):
-                extras[name] += weight * extra
-                reported[name] += weight
+            counts = evaluated.divisors.get(name, weight)
+            if counts and (own or math.isfinite(extra)):
+                extras[name] += counts * extra
+                reported[name] += counts
         if not own:
             continue  # no label counts: 0/0
         if not value.requires_grad:
@@ -122,8 +125,9 @@ def _accumulate(
     if divisor and divisor != whole:
         replica.grad.mul_(whole / divisor)
         mean *= whole / divisor
-    means = {name: extras[name] / reported[name] for name in extras}
-    return BatchLoss(mean, came, rows, means, batch.rows - rows, divisor)
+    means = {name: extras[name] / reported[name] for name in extras if reported[name]}
+    shares = {name: counts for name, counts in reported.items() if counts != came}
+    return BatchLoss(mean, came, rows, means, batch.rows - rows, divisor, shares)
 
 
 def evaluate(replica: FlatModule, batch: Batch, objective: Objective) -> Evaluated:

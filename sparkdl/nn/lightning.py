@@ -114,7 +114,7 @@ class LightningObjective(Objective):
 
     def __call__(self, module: nn.Module, batch: Batch) -> Evaluated:
         """Return the training step's loss and what it logged."""
-        with attached(module, batch) as logged:
+        with attached(module, batch) as (logged, _):
             begin(module, batch)
             begun = dict(logged)
         found = _run(module, "training_step", batch)
@@ -125,12 +125,13 @@ class LightningObjective(Objective):
         base = _base(module)
         found: Evaluated | None = None
         logged: dict[str, float] = {}
+        divisors: Mapping[str, float] = {}
         if base is not None and overrides(module, base, "validation_step"):
-            found, logged = _validate(module, batch)
+            found, logged, divisors = _validate(module, batch)
         if found is None:
             with attached(module, batch):
                 begin(module, batch)  # which the step may build on
-            found = replace(_run(module, "training_step", batch), extras=logged)
+            found = replace(_run(module, "training_step", batch), extras=logged, divisors=divisors)
         if found.output is None and base is not None and overrides(module, base, "forward"):
             return replace(found, output=call(module, batch.inputs))
         return found
@@ -158,25 +159,30 @@ def _base(module: nn.Module) -> type | None:
 
 def _run(module: nn.Module, method: str, batch: Batch) -> Evaluated:
     """Run a step that returns a loss; what it logs are the extras."""
-    result, logged, watch = _call_step(module, method, batch)
-    return replace(read_step(result, batch, watch, method), extras=logged)
+    result, logged, divisors, watch = _call_step(module, method, batch)
+    return replace(read_step(result, batch, watch, method), extras=logged, divisors=divisors)
 
 
-def _validate(module: nn.Module, batch: Batch) -> tuple[Evaluated | None, dict[str, float]]:
-    """Run the validation step; it need not return a loss."""
-    result, logged, watch = _call_step(module, "validation_step", batch)
+def _validate(
+    module: nn.Module, batch: Batch
+) -> tuple[Evaluated | None, dict[str, float], Mapping[str, float]]:
+    """Run the validation step, which need not return a loss; also return what it logs, and the divisors."""
+    result, logged, divisors, watch = _call_step(module, "validation_step", batch)
     if result is None or (isinstance(result, Mapping) and "loss" not in result):
-        return None, logged
-    return replace(read_step(result, batch, watch, "validation_step"), extras=logged), logged
+        return None, logged, divisors
+    found = read_step(result, batch, watch, "validation_step")
+    return replace(found, extras=logged, divisors=divisors), logged, divisors
 
 
-def _call_step(module: nn.Module, method: str, batch: Batch) -> tuple[Any, dict[str, float], DivisorWatch]:
-    with attached(module, batch) as logged:
+def _call_step(
+    module: nn.Module, method: str, batch: Batch
+) -> tuple[Any, dict[str, float], Mapping[str, float], DivisorWatch]:
+    with attached(module, batch) as (logged, given):
         result, watch = watched(getattr(module, method), users_batch(batch), 0)
     if isinstance(result, Mapping):
         # Lightning passes the other keys on to its hooks; scalars are what was logged.
         result = {key: value for key, value in result.items() if key in ("loss", "output", "divisor")}
-    return result, logged, watch
+    return result, logged, watch.divisors_of(given), watch
 
 
 def _read_configured(name: str, configured: Any) -> LightningParts:

@@ -37,6 +37,7 @@ class Evaluated:
     # what the loss has been divided by, such as the number of labels that count; ``None`` if it is a mean
     # over rows
     divisor: float | None = None
+    divisors: Mapping[str, float] = field(default_factory=dict)  # likewise of further scalars, by name
 
 
 class Objective(ABC):
@@ -153,7 +154,8 @@ def read_step(result: Any, batch: Batch, watch: DivisorWatch, name: str = "the s
     divisor = watch.divisor_of(result["loss"])
     if "divisor" in result:
         divisor = _checked_divisor(result["divisor"], result["loss"], name)
-    return Evaluated(loss, extras, result.get("output"), divisor)
+    divisors = watch.divisors_of({key: result[key] for key in extras})
+    return Evaluated(loss, extras, result.get("output"), divisor, divisors)
 
 
 def _checked_divisor(value: Any, loss: Tensor, name: str) -> float:

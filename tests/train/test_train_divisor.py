@@ -7,6 +7,7 @@ import warnings
 from functools import partial
 from typing import Any
 
+import lightning.pytorch as lightning
 import numpy as np
 import pytest
 import torch
@@ -60,6 +61,57 @@ def test_weights_and_labels_that_do_not_count(spark: Any, exchange: str, weight:
     torch.testing.assert_close(result.module.weight, plain.weight, rtol=1e-5, atol=1e-6)
     with torch.no_grad():
         assert result.history.validations[-1]["loss"] == pytest.approx(loss(plain(x), y).item(), rel=1e-5)
+
+
+def with_scalars(module: nn.Module, batch: Any) -> dict[str, Any]:
+    found = functional.cross_entropy(module(batch.inputs), batch.label, weight=WEIGHT)
+    return {"loss": found, "twice": 2 * found.detach(), "rows": float(batch.rows)}
+
+
+@pytest.mark.parametrize("options", [{}, {"exchange": "driver", "micro_batch_size": 7}, {"local_steps": 2}])
+def test_scalars_that_come_of_such_a_loss_have_its_divisor(spark: Any, options: dict[str, Any]) -> None:
+    with as_dataset(spark, labelled()) as data:
+        result = trainer(None, step=with_scalars, **options).fit(data)
+    for row in result.history:
+        assert row["extras"]["twice"] == pytest.approx(2 * row["loss"], rel=1e-6)
+
+
+class Logs(lightning.LightningModule):
+    """Logs its validation loss, as Lightning's users do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = module()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.net(x)
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        x, label = batch
+        return functional.cross_entropy(self(x), label, weight=WEIGHT)
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        x, label = batch
+        self.log("val_loss", functional.cross_entropy(self(x), label, weight=WEIGHT))
+        self.log("mean", x.mean())
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.0)
+
+
+@pytest.mark.parametrize("validation_batch_size", [None, 4])
+def test_a_logged_loss_is_that_of_all_rows(spark: Any, validation_batch_size: int | None) -> None:
+    """Batches without a label that counts, whose loss is NaN, are among them."""
+    options = {"batch_size": sum(SIZES), "end_when": MaxIteration(1), "progress": False}
+    with as_dataset(spark, labelled()) as data:
+        run = Trainer(Logs(), validation_batch_size=validation_batch_size, **options)
+        scores = run.fit(data, validation=data).scores
+    x = torch.tensor(np.concatenate([part.x for part in labelled()]))
+    y = torch.tensor(np.concatenate([part.y for part in labelled()]))
+    with torch.no_grad():
+        expected = functional.cross_entropy(module()(x), y, weight=WEIGHT).item()
+    assert scores["val/val_loss"] == pytest.approx(expected, rel=1e-5)
+    assert scores["val/mean"] == pytest.approx(x.mean().item(), rel=1e-5)
 
 
 def total(output: Any, label: Any) -> Any:

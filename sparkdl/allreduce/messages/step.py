@@ -38,6 +38,8 @@ class Report:
     task: Mapping[str, Any]  # place, start, seconds and phases of its task
     # the buffers that the forward pass has changed, by kind
     buffers: Mapping[str, Array] = field(default_factory=dict)
+    # by what a further scalar counts in the mean over partitions, where that is not ``weight``
+    shares: Mapping[str, float] = field(default_factory=dict)
 
     def scalars(self) -> dict[str, Any]:
         """Return the scalars, JSON-compatible."""

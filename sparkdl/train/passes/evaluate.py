@@ -6,6 +6,7 @@ driver merges these and computes the scores, so that they are those of a single 
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -79,12 +80,12 @@ class Evaluate:
 
 def forward(
     spec: FitSpec, replica: FlatModule, batch: Batch
-) -> tuple[tuple[float, float] | None, Any, Mapping[str, float]]:
+) -> tuple[tuple[float, float] | None, Any, Mapping[str, tuple[float, float]]]:
     """Return the mean loss of a batch and its weight, the module's output, and what its step logs as scores.
 
-    The weight is what the loss has been divided by. The loss is ``None`` if the batch has not the label that
-    the run trains with, and compares with the inputs if the run trains without one, although the batch may
-    have a label for the metrics.
+    The weight is what the loss, or a score, has been divided by. The loss is ``None`` if the batch has not
+    the label that the run trains with, and compares with the inputs if the run trains without one, although
+    the batch may have a label for the metrics.
     """
     if spec.label.kind != "none" and batch.label is None:
         return None, output_of(replica, batch), {}
@@ -92,7 +93,9 @@ def forward(
     found = evaluate(replica, seen, spec.objective)
     weight = batch.rows if batch.weight is None else batch.weight.double().sum()
     loss = found.loss.item(), float(weight) if found.divisor is None else found.divisor
-    return loss, found.output, found.extras if spec.objective.scores else {}
+    extras = found.extras if spec.objective.scores else {}
+    scores = {name: (value, found.divisors.get(name, batch.rows)) for name, value in extras.items()}
+    return loss, found.output, scores
 
 
 def measure(
@@ -105,7 +108,7 @@ def measure(
 ) -> Any:
     """Add one batch to all metrics; raises ModelError naming the layer or metric that fails."""
     loss, output, extras = forward(spec, replica, batch)
-    logged.add(extras, batch.rows)
+    logged.add(extras)
     for name, metric in metrics.items():
         if not isinstance(metric.metric, Loss):
             _update(name, metric, output, batch, logits)
@@ -365,26 +368,27 @@ RESERVED = ("kind", "epoch", "iteration", "name")
 
 
 class Logged:
-    """Means over rows of the scalars that an evaluation's steps log: sum and number of rows by name."""
+    """Means of the scalars that an evaluation's steps log: by name sum and divisor, such as the rows."""
 
     def __init__(self) -> None:
         self.sums: dict[str, list[float]] = {}
 
-    def add(self, extras: Mapping[str, float], rows: float) -> None:
-        """Add the means of a batch."""
-        for name, value in extras.items():
-            total = self.sums.setdefault(name, [0.0, 0.0])
-            total[0] += value * rows
-            total[1] += rows
+    def add(self, extras: Mapping[str, tuple[float, float]]) -> None:
+        """Add the means of a batch, with what they were divided by; one over nothing may be NaN."""
+        self.merge({name: (value * own if own else 0.0, own) for name, (value, own) in extras.items()})
 
     def merge(self, sums: Mapping[str, Sequence[float]]) -> None:
-        """Add the sums of another partition."""
-        for name, (value, rows) in sums.items():
+        """Add sums, such as those of another partition."""
+        for name, (value, own) in sums.items():
             total = self.sums.setdefault(name, [0.0, 0.0])
             total[0] += value
-            total[1] += rows
+            total[1] += own
 
     def scores(self, taken: Collection[str]) -> dict[str, float]:
         """Return the means, without names that are taken by others."""
         names = [name for name in self.sums if name not in taken and name not in RESERVED]
-        return {name: self.sums[name][0] / self.sums[name][1] for name in names}
+        return {name: _quotient(*self.sums[name]) for name in names}
+
+
+def _quotient(total: float, divisor: float) -> float:
+    return total / divisor if divisor else math.nan
