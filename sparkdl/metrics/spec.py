@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 from torchmetrics import Metric, MetricCollection
 from torchmetrics.classification import BinaryFairness, BinaryGroupStatRates
-from torchmetrics.wrappers import Running
+from torchmetrics.wrappers import MinMaxMetric, Running
 
 from sparkdl.exceptions import ConfigError, SerializationError
 from sparkdl.metrics import LOSS
@@ -105,6 +105,11 @@ def metric_specs(metrics: Metrics | None) -> dict[str, MetricSpec]:
             raise SerializationError(f"metric {name!r} cannot be copied for the tasks: {error}") from error
         if name == LOSS and not isinstance(spec.metric, Loss):
             raise ConfigError("the metric name 'loss' is that of the run's own loss; choose another")
+        if any(isinstance(part, MinMaxMetric) for part in spec.metric.modules()):
+            raise ConfigError(
+                f"metric {name!r} remembers the least and greatest value of earlier validations, but each "
+                "has a metric of its own here; use the metric inside it, and look at history.validations"
+            )
         for _, leaf in leaves(spec.metric):
             if isinstance(leaf, Running):
                 raise ConfigError(

@@ -7,7 +7,7 @@ import torch
 from torchmetrics import CatMetric, MeanMetric, MetricCollection, SumMetric
 from torchmetrics.classification import BinaryAUROC, BinaryFairness, MulticlassAccuracy, MulticlassF1Score
 from torchmetrics.regression import MeanSquaredError, R2Score
-from torchmetrics.wrappers import ClasswiseWrapper, Running
+from torchmetrics.wrappers import ClasswiseWrapper, MinMaxMetric, Running
 
 from sparkdl.exceptions import ConfigError
 from sparkdl.metrics import MAP, NDCG, HitRatio, Loss, MetricSpec
@@ -63,6 +63,8 @@ def test_names(metrics, names):
         ([[R2Score()]], "expected a torchmetrics.Metric"),
         ({"a": MetricSpec(R2Score(), None), "b": 3}, "metric 3: expected"),
         ({"window": Running(SumMetric(), 3)}, "'window' has a running window"),
+        ({"best": MinMaxMetric(R2Score())}, "'best' remembers the least and greatest value of earlier"),
+        (MetricCollection({"best": MinMaxMetric(R2Score())}), "remembers the least and greatest value"),
         ({"fair": BinaryFairness(2)}, "'fair' .BinaryFairness. numbers the groups of a batch"),
     ],
 )
