@@ -75,6 +75,15 @@ def test_a_registered_model_is_loaded_by_both_flavours_and_holds_no_pickle(regis
     assert served.predict(served.input_example).shape == (1, 3)
 
 
+def test_answers_have_the_index_of_the_rows(tmp_path: Path) -> None:
+    """By which pandas puts a column of them beside the rows."""
+    model = TorchModel.from_module(nn.Identity(), example=np.zeros(2, np.float32), featuresCol="x")
+    sparkdl.mlflow.save_model(model, tmp_path / "model")
+    rows = pd.DataFrame({"x": [10.0, 20.0, 30.0]}, index=[2, 0, 1])
+    found = mlflow.pyfunc.load_model(str(tmp_path / "model")).predict(rows)
+    assert rows.assign(y=found["prediction"])["y"].tolist() == [10.0, 20.0, 30.0]
+
+
 def test_the_model_of_a_table(registry: str) -> None:
     model = table_classifier()
     rows = pd.DataFrame(

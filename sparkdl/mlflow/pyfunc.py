@@ -25,13 +25,15 @@ class PyFunc:
     def predict(self, model_input: pd.DataFrame, params: Any = None) -> pd.DataFrame:
         """Return the columns that ``transform`` adds, for rows that MLflow has compared with the signature.
 
+        They have the index of the rows, by which pandas puts them beside these.
+
         Raises:
             DataError: naming column and row of what cannot become a tensor.
         """
         columns = [name for name in self._served.columns if name in model_input.columns]
         table = pa.table({name: arrow(name, model_input[name]) for name in columns})
         found: pd.DataFrame = to_pandas(self._served(table))
-        return found
+        return found.set_axis(model_input.index)
 
 
 def _load_pyfunc(path: str, model_config: Mapping[str, Any] | None = None) -> PyFunc:
