@@ -288,6 +288,18 @@ def test_files_without_numbers_are_read_by_the_tables_mapping_of_names(
             read(mapping)
 
 
+def test_names_that_iceberg_writes_otherwise_are_not_found(in_process: Any, table: Any) -> None:
+    from pyiceberg.catalog import load_catalog
+
+    rows = pa.table({"x": [1.0], "a b": [2.0]})
+    made = load_catalog(None, **properties(folder_of(table))).create_table("shop.names", rows.schema)
+    made.append(rows)
+    with pytest.raises(DataError, match="'a b' is not in the files; they have x"):
+        Dataset.from_iceberg(made.metadata_location, features="a b", spark=in_process)
+    with Dataset.from_iceberg(made.metadata_location, features="x", spark=in_process) as data:
+        assert len(data) == 1
+
+
 def test_folders_of_a_table_have_files_of_all_snapshots(table: Any) -> None:
     folder = table.location().removeprefix("file://")
     with pytest.raises(ConfigError, match="sales is an Iceberg table: .* by Dataset.from_iceberg"):
