@@ -59,7 +59,6 @@ def test_classes_are_learned_and_the_model_is_an_ordinary_one(
     assert logits.shape == (1, 2)
 
 
-@pytest.mark.slow
 @pytest.mark.jvm
 def test_amounts_are_learned_by_several_kinds_of_models(real: Any, table: pd.DataFrame) -> None:
     df = real.createDataFrame(table).coalesce(2)
