@@ -96,7 +96,11 @@ CASES: dict[str, Any] = {
     "sparse sharded": {"module": Table, "optimizer": SPARSE, "exchange": "sharded"},
     "keyed": {"module": Keyed, "optimizer": SPARSE},
     "keyed sharded": {"module": Keyed, "optimizer": SPARSE, "exchange": "sharded"},
-    "large": {"module": lambda: nn.Sequential(net(), nn.Linear(CLASSES, 600_000), Narrow()), "iterations": 2},
+    "large": {
+        "module": lambda: nn.Sequential(net(), nn.Linear(CLASSES, 600_000), Narrow()),
+        "iterations": 2,
+        "validate_when": EveryIterations(2),
+    },
 }
 
 
