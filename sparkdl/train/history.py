@@ -60,7 +60,13 @@ _RENAMED = {"slices": "shards"}  # kinds of bytes by the name that earlier relea
 _INTEGERS = ("epoch", "iteration", "samples", "dropped", "lost", "direct")
 _SELDOM = ("dropped", "lost", "direct")
 _FLOATS = ("loss", "lr", "seconds")
-_RESERVED = ("kind", "epoch", "iteration", "name")
+RESERVED = ("kind", "epoch", "iteration", "name")
+"""Keys of a validation's row that are no scores."""
+
+
+def scores_of(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the scores of a validation's row, by ``"set/metric"``."""
+    return {f"{row['name']}/{metric}": value for metric, value in row.items() if metric not in RESERVED}
 
 
 class History(Sequence[dict[str, Any]]):
@@ -135,7 +141,7 @@ class History(Sequence[dict[str, Any]]):
         Raises:
             ConfigError: if a metric is called like one of the row's own keys.
         """
-        if clash := [key for key in _RESERVED if key in scores]:
+        if clash := [key for key in RESERVED if key in scores]:
             raise ConfigError(f"validation {name!r}: a metric is called {clash[0]!r}; give it another name")
         self.validations.append({"epoch": epoch, "iteration": iteration, "name": name, **scores})
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from sparkdl.allreduce.shard_states import Snapshot
 from sparkdl.exceptions import SparkdlWarning
+from sparkdl.train.history import scores_of
 from sparkdl.train.hooks.base import Hook
 from sparkdl.train.options.checks import integer_option, trigger_option
 from sparkdl.train.options.triggers import EveryIterations, Trigger
@@ -98,13 +99,11 @@ def _scores_before(run: Run, back: int) -> dict[str, float]:
     monitored, _, score = run.monitored.partition("/")
     rows = [row for row in run.history.validations if row["name"] == monitored and score in row]
     at = rows[-1 - back]["iteration"] if len(rows) > back else None
-    return {
-        f"{row['name']}/{name}": value
-        for row in run.history.validations
-        if row["iteration"] == at
-        for name, value in row.items()
-        if name not in ("epoch", "iteration", "name")
-    }
+    found: dict[str, float] = {}
+    for row in run.history.validations:
+        if row["iteration"] == at:
+            found |= scores_of(row)
+    return found
 
 
 class Freeze(Hook):

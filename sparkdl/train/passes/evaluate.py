@@ -33,6 +33,7 @@ from sparkdl.nn.flat import FlatModule
 from sparkdl.nn.gradient import evaluate
 from sparkdl.nn.meeting import MeetingWatch, watch
 from sparkdl.nn.trace import describe as say
+from sparkdl.train.history import RESERVED
 from sparkdl.train.passes.dry_run import check_shapes, refuse, some_rows
 from sparkdl.train.passes.sweep import BatchReader, evaluating, located, output_of, rows_per_batch, sweep
 from sparkdl.wire import frame
@@ -361,10 +362,6 @@ def _names(specs: Mapping[str, MetricSpec]) -> list[str]:
         except ModelError:
             names.append(name)  # too few rows for this metric
     return names
-
-
-RESERVED = ("kind", "epoch", "iteration", "name")
-"""Keys of a validation's row in the history that are no scores."""
 
 
 class Logged:

@@ -9,6 +9,7 @@ from sparkdl.data.dataset import Dataset
 from sparkdl.data.given import Validation
 from sparkdl.exceptions import ConfigError
 from sparkdl.metrics import LOSS
+from sparkdl.train.history import RESERVED
 from sparkdl.train.options.config import TrainConfig
 
 
@@ -59,7 +60,7 @@ def check_validation(config: TrainConfig, shipped: bytes, sets: Mapping[str, Dat
             )
         return None
     from sparkdl.metrics.spec import higher_is_better  # with torchmetrics, which only validation needs
-    from sparkdl.train.passes.evaluate import RESERVED, check_metrics, with_loss
+    from sparkdl.train.passes.evaluate import check_metrics, with_loss
 
     found = {name: check_metrics(shipped, data, config.metrics) for name, data in sets.items()}
     scores = {name: [*names.measured, *names.logged] for name, names in found.items()}

@@ -14,7 +14,7 @@ import numpy as np
 from sparkdl.data.dataset import Dataset
 from sparkdl.exceptions import ConfigError, NonFiniteError
 from sparkdl.train.checkpoint import latest
-from sparkdl.train.history import History
+from sparkdl.train.history import History, scores_of
 from sparkdl.train.hooks.checkpoint import Checkpoint
 from sparkdl.train.options.triggers import MaxEpoch
 from sparkdl.train.trainer import Trainer
@@ -111,12 +111,8 @@ def reports_of(history: History, done: int) -> list[dict[str, float]]:
     }
     for row in history.validations:
         if row["epoch"] in reports and row["iteration"] == ends[row["epoch"]]:
-            scores = {f"{row['name']}/{k}": float(v) for k, v in row.items() if k not in _PLACE}
-            reports[row["epoch"]] |= scores
+            reports[row["epoch"]] |= {name: float(value) for name, value in scores_of(row).items()}
     return [reports[epoch] for epoch in sorted(reports)]
-
-
-_PLACE = ("epoch", "iteration", "name", "kind")
 
 
 def _seconds(history: History, done: int) -> float:
