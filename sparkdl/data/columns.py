@@ -6,7 +6,7 @@ none); a :class:`ColumnPlan` says how one column becomes one array of the partit
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import TYPE_CHECKING, Any, Literal
@@ -99,21 +99,30 @@ def quoted(name: str) -> SqlColumn:
     return F.col(f"`{name.replace('`', '``')}`")
 
 
-def described(column: Column, metadata: Mapping[str, Any]) -> Column:
-    """Fill in what metadata say of shape and dtype; explicit ones win. ConfigError if they cannot be."""
+def described(column: Column, metadata: Mapping[str, Any]) -> tuple[Column, float | None]:
+    """Fill in what metadata say of shape and dtype; explicit ones win. ConfigError if they cannot be.
+
+    Beside the column, the number that fills shorter rows up; ``None`` if metadata name none, or a shape is
+    known.
+    """
     found = metadata.get(METADATA)
     if not isinstance(found, Mapping):
-        return column
+        return column, None
     known = Column(column.name, found.get("shape"), found.get("dtype"))
-    return Column(
-        column.name,
-        known.shape if column.shape is None else column.shape,
-        known.dtype if column.dtype is None else column.dtype,
-    )
+    shape = known.shape if column.shape is None else column.shape
+    fill = found.get("fill") if shape is None else None
+    if fill is not None and (isinstance(fill, bool) or not isinstance(fill, int | float)):
+        raise ConfigError(f"column {column.name!r}: its metadata has fill={fill!r:.50}; expected a number")
+    return Column(column.name, shape, known.dtype if column.dtype is None else column.dtype), fill
 
 
 ColumnLike = str | Column
 Columns = ColumnLike | Sequence[ColumnLike] | Mapping[str, ColumnLike]
+
+
+def as_column(chosen: ColumnLike) -> Column:
+    """Return a column that may be chosen by its name alone."""
+    return chosen if isinstance(chosen, Column) else Column(chosen)
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,11 +233,6 @@ class TablePlan:
         """Name a row by its position in the source."""
         return f"row {position}" if self.arrays else name_id(position)
 
-    def ragged(self, keys: Collection[str]) -> TablePlan:
-        """Return the plan with columns whose rows may differ in length."""
-        columns = tuple(replace(c, ragged=True) if c.key in keys else c for c in self.columns)
-        return replace(self, columns=columns)
-
     @property
     def row_bytes(self) -> int:
         """Bytes of one stored row over all columns."""
@@ -256,3 +260,23 @@ def make_plan(
         else:
             columns.append(replace(sources[key], finite=key in label.keys))
     return TablePlan(tuple(columns), features, label, weighted, arrays)
+
+
+def plan_columns(
+    features: Any,
+    label: Any,
+    weight: Any,
+    planned: Callable[[str, Any, str], ColumnPlan],
+    arrays: bool = False,
+) -> TablePlan:
+    """Plan what was chosen as features, label and weight, each column by a function of key, it and role."""
+    groups = {"features": features, "label": label, "weight": weight}
+    structures = {role: structure_of(value, role) for role, value in groups.items()}
+    if structures["weight"].kind not in ("none", "single"):
+        raise ConfigError(f"weight={weight!r:.100}: expected one column")
+    plans = {
+        key: planned(key, chosen, role)
+        for role, value in groups.items()
+        for key, chosen in structures[role].disassemble(value).items()
+    }
+    return make_plan(structures["features"], structures["label"], plans, weight is not None, arrays)

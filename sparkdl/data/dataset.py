@@ -26,8 +26,7 @@ from sparkdl.data.columns import (
     ColumnPlan,
     Columns,
     TablePlan,
-    make_plan,
-    structure_of,
+    plan_columns,
 )
 from sparkdl.data.convert import check_unmasked
 from sparkdl.data.elements import (
@@ -37,7 +36,6 @@ from sparkdl.data.elements import (
     check_rdd,
     plan_element,
     plan_items,
-    unnamed,
 )
 from sparkdl.data.ragged import ANY, kind_of
 from sparkdl.data.scan.delta import DeltaVersion
@@ -152,8 +150,8 @@ class Dataset:
             return cls(_session(None), plan, ArraySource(arrays), num_partitions, transform, collate)
         schema.check_dataframe(df, "Dataset.from_dataframe")
         schema.check_no_stream(df, "Dataset.from_dataframe")
-        plan, expressions = schema.plan_dataframe(df, features, label, weight, ragged=collate is not None)
         vectors = schema.vector_columns(df)
+        plan, expressions = schema.plan_dataframe(df, features, label, weight, ragged=collate is not None)
         source = DataFrameSource(df, expressions, vectors)
         return cls(df.sparkSession, plan, source, num_partitions, transform, collate)
 
@@ -454,17 +452,16 @@ class Dataset:
                 f"weight has shape {np.shape(weight)}; expected one number per row, shape (rows,)",
                 code="data-shape",
             )
-        groups = {"features": features, "label": label, "weight": weight}
-        structures = {role: structure_of(value, role) for role, value in groups.items()}
+        weight = np.asarray(weight) if isinstance(weight, list) else weight  # one column, not several
         arrays: dict[str, Array] = {}
-        for role, value in groups.items():
-            for key, array in structures[role].disassemble(value).items():
-                check_unmasked(array, f"column {key!r}")
-                arrays[key] = np.asarray(array)
+
+        def plan_one(key: str, array: Any, _role: str) -> ColumnPlan:
+            check_unmasked(array, f"column {key!r}")
+            arrays[key] = np.asarray(array)
+            return ColumnPlan(key, key)  # columns without names of their own have their keys
+
+        plan = plan_columns(features, label, weight, plan_one, arrays=True)
         _check_lengths(arrays)
-        sources = unnamed(structures["features"], structures["label"])
-        weighted = weight is not None
-        plan = make_plan(structures["features"], structures["label"], sources, weighted, arrays=True)
         return cls(_session(spark), plan, ArraySource(arrays), num_partitions, transform)
 
     # -- what it holds ------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from sparkdl import seeding
 from sparkdl._spark.frames import frames_of
 from sparkdl.access.base import Access, BytesRef, Frames, Published
 from sparkdl.code import pickling
-from sparkdl.data.columns import STORED_DTYPES, ColumnPlan, Structure, TablePlan, make_plan, structure_of
+from sparkdl.data.columns import STORED_DTYPES, ColumnPlan, TablePlan, make_plan, structure_of
 from sparkdl.data.convert import from_rows
 from sparkdl.data.store.build import Partitions, StoreSource
 from sparkdl.data.store.dataframe import ROW_BITS, Places, token_of
@@ -59,16 +59,10 @@ def plan_element(
     values = list(first) if parts > 1 else [first]
     features = structure_of(values[0], "features")
     label = structure_of(values[1] if has_label else None, "label")
-    plan = make_plan(features, label, unnamed(features, label), has_weight, arrays)
-    if not ragged:
-        return plan
     found = features.disassemble(values[0]) | (label.disassemble(values[1]) if has_label else {})
-    return plan.ragged([key for key, value in found.items() if np.ndim(value)])
-
-
-def unnamed(features: Structure, label: Structure) -> dict[str, ColumnPlan]:
-    """Plans for sources whose columns have no names of their own: the keys name them."""
-    return {key: ColumnPlan(key, key) for key in (*features.keys, *label.keys, "weight")}
+    free = {key for key, value in found.items() if ragged and np.ndim(value)}
+    plans = {key: ColumnPlan(key, key, ragged=key in free) for key in (*found, "weight")}
+    return make_plan(features, label, plans, has_weight, arrays)
 
 
 def plan_items(dataset: Any, has_label: bool, ragged: bool) -> TablePlan:

@@ -11,7 +11,7 @@ from torch import nn
 
 from sparkdl.data import sparse
 from sparkdl.data.collate import Collate, Pad
-from sparkdl.data.columns import Column, ColumnLike, Columns, structure_of
+from sparkdl.data.columns import ColumnLike, Columns, as_column, structure_of
 from sparkdl.data.dataset import Dataset
 from sparkdl.data.schema import is_frame, vector_columns
 from sparkdl.data.streams import RowShare
@@ -72,7 +72,7 @@ class Chosen:
     def unlabelled(self, columns: Collection[str]) -> Chosen:
         """Return the features alone; and the label, if ``collate`` may want it and these columns have it."""
         label = structure_of(self.label, "label").disassemble(self.label).values()
-        names = {column.name if isinstance(column, Column) else column for column in label}
+        names = {as_column(column).name for column in label}
         if self.collate is not None and names <= set(columns):
             return replace(self, weight=None)
         collate = self.collate
@@ -89,7 +89,7 @@ class Chosen:
             return self
         features = sparse.where_taken(self.features, module, vectors)
         if isinstance(features, Sequence) and not isinstance(features, str):
-            names = [column.name if isinstance(column, Column) else column for column in features]
+            names = [as_column(column).name for column in features]
             if takes_by_name(module, names):
                 features = dict(zip(names, features, strict=True))
         return replace(self, features=features)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +12,7 @@ from pyspark.sql import Column as SqlColumn
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
-from pyspark.sql.types import DataType, StructField
+from pyspark.sql.types import DataType
 
 from sparkdl.data.columns import (
     METADATA,
@@ -23,14 +22,14 @@ from sparkdl.data.columns import (
     ColumnPlan,
     Columns,
     TablePlan,
+    as_column,
     described,
-    make_plan,
+    plan_columns,
     quoted,
-    structure_of,
 )
 from sparkdl.data.convert import RowName, from_arrow, from_rows
 from sparkdl.data.sparse import are_vectors, check_dense, of_rows, planned, spread
-from sparkdl.exceptions import ConfigError, DataError
+from sparkdl.exceptions import DataError
 from sparkdl.wire.frame import Array
 
 _Vectors = dict[str, dict[str, list[Array]]]
@@ -103,32 +102,34 @@ def plan_dataframe(
 
     With ``ragged``, arrays without an explicit shape may differ in length. DataError names a bad column.
     """
-    groups = {"features": spread(features), "label": label, "weight": weight}
-    structures = {role: structure_of(value, role) for role, value in groups.items()}
-    plans: dict[str, ColumnPlan] = {}
     expressions: dict[str, SqlColumn] = {}
-    for role, value in groups.items():
-        if role == "weight" and structures[role].kind not in ("none", "single"):
-            raise ConfigError(f"weight={value!r:.100}: expected one column")
-        if role != "features":
-            check_dense(structures[role].disassemble(value).values(), role)
-        for key, chosen in structures[role].disassemble(value).items():
-            column = chosen if isinstance(chosen, Column) else Column(chosen)
-            plans[key], expressions[key] = _plan_column(df, key, column, role)
-    plan = make_plan(structures["features"], structures["label"], plans, weight is not None)
-    if ragged:
-        plan = plan.ragged(_arrays_of(df, plan))
+
+    def plan_one(key: str, chosen: ColumnLike, role: str) -> ColumnPlan:
+        plan, expressions[key] = _plan_column(df, key, _column(chosen, role), role, ragged)
+        return plan
+
+    plan = plan_columns(spread(features), label, weight, plan_one)
     return plan, [expressions[column.key].alias(column.key) for column in plan.columns]
 
 
-def _plan_column(df: DataFrame, key: str, column: Column, role: str) -> tuple[ColumnPlan, SqlColumn]:
+def _column(chosen: ColumnLike, role: str) -> Column:
+    """Return a chosen column, which only a feature may want sparse."""
+    column = as_column(chosen)
+    if role != "features":
+        check_dense(column, role)
+    return column
+
+
+def _plan_column(
+    df: DataFrame, key: str, column: Column, role: str, ragged: bool
+) -> tuple[ColumnPlan, SqlColumn]:
     fields = {field.name: field for field in df.schema.fields}
     if column.name not in fields:
         raise missing_column(df, column.name, role)
     check_unambiguous(df, column.name, role)
     expression = quoted(column.name)
     field = fields[column.name]
-    column = described(column, field.metadata)
+    column, fill = described(column, field.metadata)
     kind = _kind(field.dataType)
     if role == "weight":
         _check_weight(column, field.dataType)
@@ -161,8 +162,9 @@ def _plan_column(df: DataFrame, key: str, column: Column, role: str) -> tuple[Co
         )
     dtype = column.dtype or ("uint8" if kind == "binary" else None)
     plan = ColumnPlan(key, column.name, kind == "binary", dtype, column.shape)
-    fill = _fill_of(field) if column.shape is None else None
-    return replace(plan, ragged=fill is not None, fill=fill), expression
+    if column.shape is None and isinstance(field.dataType, T.ArrayType):
+        plan = replace(plan, ragged=ragged or fill is not None, fill=fill)
+    return plan, expression
 
 
 def missing_column(df: DataFrame, name: str, role: str) -> DataError:
@@ -187,23 +189,6 @@ def _part(vector: SqlColumn, part: str) -> SqlColumn:
         return values
     places = F.transform(values, lambda _, place: place.cast("int"))
     return F.when(plain.getField("type") == 0, plain.getField("indices")).otherwise(places)
-
-
-def _fill_of(field: StructField) -> float | None:
-    """Return what fills the rows of a column of arrays up; ``None`` if its metadata does not say so."""
-    found = field.metadata.get(METADATA)
-    fill = found.get("fill") if isinstance(found, Mapping) else None
-    if fill is None or not isinstance(field.dataType, T.ArrayType):
-        return None
-    if isinstance(fill, bool) or not isinstance(fill, int | float):
-        raise ConfigError(f"column {field.name!r}: its metadata has fill={fill!r:.50}; expected a number")
-    return fill
-
-
-def _arrays_of(df: DataFrame, plan: TablePlan) -> list[str]:
-    """Return the keys of planned columns that hold arrays without an explicit shape."""
-    types = {field.name: field.dataType for field in df.schema.fields}
-    return [c.key for c in plan.columns if c.shape is None and isinstance(types[c.source], T.ArrayType)]
 
 
 def same_names(df: DataFrame, name: str) -> list[str]:
@@ -270,25 +255,15 @@ def plan_pandas(
 
     With ``ragged``, arrays without an explicit shape may differ in length. DataError names column and row.
     """
-    groups = {"features": spread(features), "label": label, "weight": weight}
-    structures = {role: structure_of(value, role) for role, value in groups.items()}
-    chosen: dict[str, Column] = {}
-    for role, value in groups.items():
-        if role != "features":
-            check_dense(structures[role].disassemble(value).values(), role)
-        for key, column in structures[role].disassemble(value).items():
-            chosen[key] = column if isinstance(column, Column) else Column(column)
-            _check_name(df, chosen[key].name, role)
-    plans: Mapping[str, ColumnPlan] = {
-        key: planned(ColumnPlan(key, column.name, dtype=column.dtype, shape=column.shape))
-        for key, column in chosen.items()
-    }
-    plan = make_plan(structures["features"], structures["label"], plans, weight is not None, arrays=True)
-    if ragged and len(df):
-        arrays = [
-            c.key for c in plan.columns if c.shape is None and not c.part and np.ndim(df[c.source].iloc[0])
-        ]
-        plan = plan.ragged(arrays)
+
+    def plan_one(key: str, chosen: ColumnLike, role: str) -> ColumnPlan:
+        column = _column(chosen, role)
+        _check_name(df, column.name, role)
+        free = ragged and column.shape is None and len(df) and np.ndim(df[column.name].iloc[0])
+        plan = ColumnPlan(key, column.name, dtype=column.dtype, shape=column.shape, ragged=bool(free))
+        return planned(plan)
+
+    plan = plan_columns(spread(features), label, weight, plan_one, arrays=True)
     vectors: _Vectors = {}
     return plan, {column.key: _convert(column, df[column.source], vectors) for column in plan.columns}
 

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from sparkdl.data.columns import PARTS, SPARSE, Column, ColumnLike, ColumnPlan, Columns
+from sparkdl.data.columns import PARTS, SPARSE, Column, ColumnLike, ColumnPlan, Columns, as_column
 from sparkdl.data.convert import cast, is_null, null_error
 from sparkdl.exceptions import ConfigError, DataError
 from sparkdl.wire.frame import Array
@@ -42,14 +42,13 @@ def where_taken(features: Columns, module: Any, vectors: Collection[str]) -> Col
     arguments = _arguments(module)
 
     def fits(column: Any, pair: Sequence[str]) -> bool:
-        name = column.name if isinstance(column, Column) else column
-        is_open = not isinstance(column, Column) or (column.dtype is None and column.shape is None)
+        known = as_column(column)
+        is_open = known.dtype is None and known.shape is None
         stem = pair[0].removesuffix("indices") if pair else ""
-        return name in vectors and is_open and list(pair) == [f"{stem}indices", f"{stem}values"]
+        return known.name in vectors and is_open and list(pair) == [f"{stem}indices", f"{stem}values"]
 
     def taken(column: ColumnLike, pair: Sequence[str]) -> ColumnLike:
-        name = column.name if isinstance(column, Column) else column
-        return Column(name, dtype=SPARSE) if fits(column, pair) else column
+        return Column(as_column(column).name, dtype=SPARSE) if fits(column, pair) else column
 
     if isinstance(features, Mapping):
         return {
@@ -121,12 +120,10 @@ def names_of(name: str) -> list[str]:
     return [f"{name}_indices", f"{name}_values"]
 
 
-def check_dense(columns: Iterable[Column | str], role: str) -> None:
-    """Check that no column is sparse."""
-    for column in columns:
-        if getattr(column, "dtype", None) in (SPARSE, *PARTS):
-            name = getattr(column, "name", column)
-            raise ConfigError(f"{role} column {name!r}: only features can be sparse; leave its dtype out")
+def check_dense(column: Column, role: str) -> None:
+    """Check that a column is not sparse."""
+    if column.dtype in (SPARSE, *PARTS):
+        raise ConfigError(f"{role} column {column.name!r}: only features can be sparse; leave its dtype out")
 
 
 def planned(plan: ColumnPlan) -> ColumnPlan:

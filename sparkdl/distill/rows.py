@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 
 from sparkdl.data.collate import padding_of
-from sparkdl.data.columns import Column, Columns, Structure
+from sparkdl.data.columns import Column, Columns, Structure, as_column
 from sparkdl.data.dataset import Dataset
 from sparkdl.data.given import Chosen, Validation, check_dataset, check_none_chosen, datasets_of, share_of
 from sparkdl.data.scan.source import ScanSource
@@ -111,7 +111,7 @@ def _names_in(data: Any, wanted: Mapping[str, Any]) -> dict[str, str]:
         raise ConfigError(
             "the Dataset's label is several columns: give them names, label={'label': ..., 'teacher': ...}"
         )
-    names = {key: one.name if isinstance(one, Column) else one for key, one in wanted.items()}
+    names = {key: as_column(one).name for key, one in wanted.items()}
     for name in names.values():
         if name not in label.names:
             raise DataError(

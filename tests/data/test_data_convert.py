@@ -348,6 +348,11 @@ def test_masked_weights_are_null():
         Dataset.from_numpy(np.zeros((3, 1)), weight=MASKED)
 
 
+def test_a_list_of_weights_is_one_column():
+    plan = Dataset.from_numpy(np.zeros((3, 1)), weight=[1.0, 2.0, 0.0]).plan
+    assert [column.key for column in plan.columns] == ["features", "weight"]
+
+
 def test_masked_arrays_without_masked_values_are_arrays():
     values = np.ma.array([1.0, 2.0], mask=[False, False])
     assert array_of(plan(dtype="float32"), values).tolist() == [1.0, 2.0]

@@ -74,6 +74,11 @@ def test_what_cannot_become_a_tensor_is_named(options: Any, message: str) -> Non
         plan_pandas(FRAME, **({"label": None, "weight": None} | options))
 
 
+def test_a_weight_is_one_column() -> None:
+    with pytest.raises(ConfigError, match=r"weight=\['i', 'f'\]: expected one column"):
+        plan_pandas(FRAME, "i", None, ["i", "f"])  # type: ignore[arg-type]
+
+
 def test_two_columns_of_one_name() -> None:
     doubled = pd.DataFrame([[1.0, 2.0]], columns=["x", "x"])
     with pytest.raises(DataError, match="features column 'x' is there 2 times among x, x"):

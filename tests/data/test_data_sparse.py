@@ -50,7 +50,7 @@ def test_a_sparse_column_becomes_two_features() -> None:
     with pytest.raises(ConfigError, match="column 'words': a sparse column has no shape"):
         Column("words", shape=(3,), dtype="sparse")
     with pytest.raises(ConfigError, match="label column 'words': only features can be sparse"):
-        sparse.check_dense([words], "label")
+        sparse.check_dense(words, "label")
 
 
 class ByName(nn.Module):

@@ -10,18 +10,17 @@ from typing import Any
 import pyarrow as pa
 
 from sparkdl.data.columns import (
-    METADATA,
     SPARSE,
     Column,
     ColumnLike,
     ColumnPlan,
     Columns,
     TablePlan,
+    as_column,
     described,
-    make_plan,
-    structure_of,
+    plan_columns,
 )
-from sparkdl.exceptions import ConfigError, DataError
+from sparkdl.exceptions import DataError
 
 _OF_SPARK = b"org.apache.spark.sql.parquet.row.metadata"
 """Under which Spark keeps its own schema in a file, with the columns' metadata."""
@@ -42,17 +41,14 @@ def plan_schema(
     With ``ragged``, arrays without an explicit shape may differ in length. Raises DataError naming the column
     that is missing or whose type cannot become a tensor.
     """
-    groups = {"features": features, "label": label, "weight": weight}
-    structures = {role: structure_of(value, role) for role, value in groups.items()}
-    if structures["weight"].kind not in ("none", "single"):
-        raise ConfigError(f"weight={weight!r:.100}: expected one column")
-    known, plans = _metadata(schema), dict[str, ColumnPlan]()
+    known = _metadata(schema)
     schema = pa.schema([*schema, *values])
-    for role, value in groups.items():
-        for key, chosen in structures[role].disassemble(value).items():
-            column = chosen if isinstance(chosen, Column) else Column(chosen)
-            plans[key] = _plan_column(schema, key, column, role, known.get(column.name, {}), ragged)
-    return make_plan(structures["features"], structures["label"], plans, weight is not None)
+
+    def plan_one(key: str, chosen: ColumnLike, role: str) -> ColumnPlan:
+        column = as_column(chosen)
+        return _plan_column(schema, key, column, role, known.get(column.name, {}), ragged)
+
+    return plan_columns(features, label, weight, plan_one)
 
 
 def _metadata(schema: pa.Schema) -> dict[str, Mapping[str, Any]]:
@@ -78,7 +74,7 @@ def _plan_column(
             code="data-column",
         )
     data_type = schema.field(column.name).type
-    column = described(column, metadata)
+    column, fill = described(column, metadata)
     if column.dtype is not None and column.dtype.startswith(SPARSE):
         raise DataError(
             f"{role} column {column.name!r}: dtype {column.dtype!r} needs a DataFrame; read the "
@@ -100,10 +96,10 @@ def _plan_column(
             f"for example Column({column.name!r}, shape=(28, 28), dtype='uint8')",
             code="data-type",
         )
-    own = metadata.get(METADATA)
-    fill = own.get("fill") if isinstance(own, Mapping) and nested and column.shape is None else None
     plan = ColumnPlan(key, column.name, binary, column.dtype or ("uint8" if binary else None), column.shape)
-    return replace(plan, ragged=nested and column.shape is None and (ragged or fill is not None), fill=fill)
+    if nested and column.shape is None:
+        plan = replace(plan, ragged=ragged or fill is not None, fill=fill)
+    return plan
 
 
 def is_nested(data_type: pa.DataType) -> bool:

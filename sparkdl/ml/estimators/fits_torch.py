@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 from torch import nn
 
-from sparkdl.data.columns import Column, Columns, quoted
+from sparkdl.data.columns import Column, Columns, as_column, quoted
 from sparkdl.data.dataset import Dataset
 from sparkdl.data.given import share_of
 from sparkdl.data.scan.storage import is_url
@@ -135,7 +135,7 @@ class FitsTorch(FitsModule, HasTrainingSetters, HasInputs):
         label = self._label_to_look_at()
         labels = [] if label is None else [label] if isinstance(label, str | Column) else list(label)
         names = [] if table else self.featuresNames()  # null is a value in a table
-        names += [c.name if isinstance(c, Column) else c for c in labels]
+        names += [as_column(c).name for c in labels]
         weight, indicator = value_of(self, self.weightCol), value_of(self, self.validationIndicatorCol)
         names += [weight] if weight else []
         if path := value_of(self, self.parquetPath):

@@ -11,7 +11,7 @@ from pyspark.sql import DataFrame
 from torch import nn
 
 from sparkdl.data import sparse
-from sparkdl.data.columns import SPARSE, Column, quoted
+from sparkdl.data.columns import SPARSE, as_column, quoted
 from sparkdl.data.schema import check_unambiguous, vector_columns
 from sparkdl.exceptions import ConfigError
 from sparkdl.ml.estimators.fitting import check_rows
@@ -50,9 +50,9 @@ def _input_types(estimator: Any, df: DataFrame) -> list[str | None] | None:
         wide = len(names) == 1 and not estimator.isSet(estimator.inputNames) and _is_wide(df, names[0])
         return [SPARSE] if wide else None
     columns = sparse.where_taken(estimator.inputColumns(), estimator.module, vectors)
-    listed = list(columns.values()) if isinstance(columns, dict) else columns
+    listed: Any = list(columns.values()) if isinstance(columns, dict) else columns
     listed = listed if isinstance(listed, list) else [listed]
-    types = [each.dtype if isinstance(each, Column) else None for each in listed]
+    types = [as_column(each).dtype for each in listed]
     return types if SPARSE in types else None
 
 

@@ -11,7 +11,7 @@ from pyspark.sql import types as T
 
 from sparkdl.access.models import Lasting
 from sparkdl.data.collate import MASK
-from sparkdl.data.columns import Column, ColumnPlan, structure_of
+from sparkdl.data.columns import ColumnPlan, as_column, structure_of
 from sparkdl.data.sparse import passed, planned, spread
 from sparkdl.exceptions import ConfigError
 from sparkdl.ml.stages.inference import Inference, inference_of
@@ -76,7 +76,7 @@ def scorer_of(
     structure = structure_of(inputs, "features")
     plans = []
     for key, chosen in structure.disassemble(inputs).items():
-        column = chosen if isinstance(chosen, Column) else Column(chosen)
+        column = as_column(chosen)
         plans.append(planned(ColumnPlan(key, column.name, False, column.dtype, column.shape)))
     if len(ragged) == len(plans):
         plans = [replace(p, ragged=p.ragged or free) for p, free in zip(plans, ragged, strict=True)]
