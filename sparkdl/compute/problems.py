@@ -93,9 +93,11 @@ class NonFiniteGradient:
 
     def error(self, where: str) -> NonFiniteError:
         """Return the error that the user sees."""
+        found = f"in partitions {list(self.sources)} ({where}), although the loss is finite"
+        if not self.sources:
+            found = f"in the mean over partitions ({where}): class weights below 0 add up to 0 in the batch"
         return NonFiniteError(
-            f"the gradient of parameter {self.parameter!r} became NaN or infinite in "
-            f"partitions {list(self.sources)} ({where}), although the loss is finite. "
+            f"the gradient of parameter {self.parameter!r} became NaN or infinite {found}. "
             "The error's .result holds the module as it was before this iteration"
         )
 

@@ -10,7 +10,9 @@ follows their results to the loss.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 from torch import Tensor
@@ -24,6 +26,19 @@ _CALLS: dict[Any, Mapping[str, Any]] = {
     for function in (nnf.cross_entropy, nnf.nll_loss, getattr(nnf, "linear_cross_entropy", nnf.nll_loss))
 }
 """Defaults of each function's parameters, in the order of the parameters."""
+
+
+_few_rows = ContextVar("few_rows", default=False)
+
+
+@contextmanager
+def of_few_rows() -> Iterator[None]:
+    """Take labels of which none has a weight for labels that do not count: a batch of the fit has others."""
+    token = _few_rows.set(True)
+    try:
+        yield
+    finally:
+        _few_rows.reset(token)
 
 
 class DivisorWatch(TorchFunctionMode):
@@ -92,11 +107,20 @@ def _divisor(given: Mapping[str, Any]) -> float | None:
     counts = target != (-100 if ignored is None else ignored)
     if weight is None:
         return float(counts.sum())
-    divisor = float(weight.detach().double()[target[counts]].sum())
-    if not divisor and given.get("label_smoothing") and bool(counts.any()):
-        smoothing = given["label_smoothing"]
+    weights = weight.detach().double()[target[counts]]
+    divisor = float(weights.sum())
+    if divisor or not len(weights) or _few_rows.get():
+        return divisor
+    if bool(weights.any()):
         raise ModelError(
-            f"cross_entropy got {int(counts.sum())} labels, all of classes with weight 0, and "
+            f"the class weights of {len(weights)} labels add up to 0, by which cross_entropy divides: some "
+            "are below 0. A larger batch has another sum, which a part of it does not know. Give classes "
+            "weights above 0",
+            code="model-output",
+        )
+    if smoothing := given.get("label_smoothing"):
+        raise ModelError(
+            f"cross_entropy got {len(weights)} labels, all of classes with weight 0, and "
             f"label_smoothing={smoothing}: torch divides what smoothing counts for them by 0, in a larger "
             "batch by the weights of other labels, which a part of the batch does not know. Leave such "
             "labels out by ignore_index, or give their classes a small weight",

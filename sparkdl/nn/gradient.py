@@ -121,6 +121,12 @@ def _accumulate(
         share = own / whole
         _backward(replica, value if share == 1.0 else value * share)
         mean += share * value.item()
+    if whole and not divisor:
+        raise ModelError(
+            f"the loss of {rows} rows is divided by 0: the divisors of its micro-batches add up to 0, and "
+            "some are below 0. Give classes weights above 0",
+            code="model-output",
+        )
     replica.check_gradients()
     if divisor and divisor != whole:
         replica.grad.mul_(whole / divisor)

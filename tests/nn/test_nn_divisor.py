@@ -154,6 +154,27 @@ def test_smoothing_of_labels_without_weight_is_torchs_or_refused(micro: int | No
             shares(LossObjective(loss), linear(), batch, cuts, micro)
 
 
+@pytest.mark.parametrize("micro", [None, 2])
+def test_weights_that_add_up_to_0_are_torchs_or_refused(micro: int | None) -> None:
+    """Torch divides by their sum: a share whose labels' weights add up to 0 has a gradient, and no mean."""
+    loss = nn.CrossEntropyLoss(weight=torch.tensor([1.0, -1.0, 3.0]).double())
+    batch = Batch(inputs(), torch.tensor([0, 2, 2, 1, 0, -100, 0, 2, 1, 0, 2, 0]), None, ROWS)
+    if micro is None:
+        expected, gradient = torchs(loss, linear(), batch.inputs, batch.label)
+        found, own = shares(LossObjective(loss), linear(), batch, [6], micro)
+        assert found == pytest.approx(expected)
+        torch.testing.assert_close(own, gradient)
+    with pytest.raises(ModelError, match="class weights of 2 labels add up to 0.*above 0"):
+        shares(LossObjective(loss), linear(), batch, [3, 5], micro)
+
+
+def test_micro_batches_whose_divisors_add_up_to_0_are_refused() -> None:
+    loss = nn.CrossEntropyLoss(weight=torch.tensor([1.0, -1.0, 3.0]).double())
+    batch = Batch(inputs(), torch.tensor([0, 1]).repeat_interleave(ROWS // 2), None, ROWS)
+    with pytest.raises(ModelError, match=f"loss of {ROWS} rows is divided by 0"):
+        shares(LossObjective(loss), linear(), batch, [], ROWS // 2)
+
+
 @pytest.mark.parametrize(
     ("loss", "label"),
     [

@@ -17,7 +17,7 @@ from torch import nn
 from torch.nn import functional
 
 from sparkdl import Dataset, Trainer
-from sparkdl.exceptions import SparkdlWarning
+from sparkdl.exceptions import NonFiniteError, SparkdlWarning
 from sparkdl.train import MaxIteration
 
 SIZES = [20, 31, 9]
@@ -61,6 +61,35 @@ def test_weights_and_labels_that_do_not_count(spark: Any, exchange: str, weight:
     torch.testing.assert_close(result.module.weight, plain.weight, rtol=1e-5, atol=1e-6)
     with torch.no_grad():
         assert result.history.validations[-1]["loss"] == pytest.approx(loss(plain(x), y).item(), rel=1e-5)
+
+
+def test_first_rows_without_weight_do_not_refuse_a_fit(spark: Any) -> None:
+    """With label smoothing they have no loss of their own; the batch has other labels."""
+    arrays = partitioned([30])[0]
+    y = np.sort(arrays.y)
+    assert (y[:2] == 0).all()
+    loss = nn.CrossEntropyLoss(weight=torch.arange(10.0), label_smoothing=0.1)
+    with Dataset.from_numpy(arrays.x, y, spark=spark, num_partitions=1) as data:
+        result = trainer(loss, batch_size=30).fit(data)
+    plain, x = module(), torch.from_numpy(arrays.x)
+    own = torch.optim.SGD(plain.parameters(), lr=0.1)
+    for _ in range(3):
+        own.zero_grad()
+        loss(plain(x), torch.from_numpy(y)).backward()
+        own.step()
+    torch.testing.assert_close(result.module.weight, plain.weight, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("exchange", ["replicated", "sharded", "driver"])
+def test_weights_of_partitions_that_add_up_to_0_are_infinite_as_in_torch(spark: Any, exchange: str) -> None:
+    arrays = partitioned([16])[0]
+    y = np.tile([0, 1], 8)
+    parts = [Partition(arrays.x[y == n], y[y == n]) for n in (0, 1)]
+    loss = nn.CrossEntropyLoss(weight=torch.tensor([1.0, -1.0, *[0.0] * 8]))
+    assert not loss(module()(torch.from_numpy(arrays.x)), torch.from_numpy(y)).isfinite()
+    told = pytest.raises(NonFiniteError, match="mean over partitions.*class weights below 0 add up to 0")
+    with as_dataset(spark, parts) as data, told:
+        trainer(loss, batch_size=16, exchange=exchange).fit(data)
 
 
 def with_scalars(module: nn.Module, batch: Any) -> dict[str, Any]:

@@ -154,7 +154,8 @@ def weighted_mean(parts: Sequence[WeightedPart], total: float | None = None) -> 
         mean = buffers.empty_like(values[0])
     total = sum(part.weight for part in ordered) if total is None else total
     scale = mean.dtype.type
-    shares = [scale(part.weight / total) for part in ordered]
+    # Class weights below 0 can add up to 0: the mean is infinite then, as torch's is.
+    shares = [scale(part.weight / total if total else np.inf) for part in ordered]
     summed, scaled = np.empty((2, min(len(mean), _BLOCK)), mean.dtype)
     for start in range(0, len(mean), _BLOCK):
         blocks = [own[start : start + _BLOCK] for own in values]

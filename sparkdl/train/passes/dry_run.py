@@ -21,6 +21,7 @@ from sparkdl.exceptions import DataError, ModelError, SparkdlWarning
 from sparkdl.nn import serialize
 from sparkdl.nn.batch import Batch, tensors_of
 from sparkdl.nn.changing import ChangeWatch, refuse_trained, refuse_untrained
+from sparkdl.nn.divisor import of_few_rows
 from sparkdl.nn.flat import FlatModule
 from sparkdl.nn.gradient import forward_backward, try_forward
 from sparkdl.nn.lightning import check_mode, to_train
@@ -55,7 +56,7 @@ def dry_run(spec: FitSpec, data: Dataset) -> DryRunResult:
     rows = {key: _at_least_two(values) for key, values in data.peek().items()}
     local: FitSpec = serialize.loads(shipped)
     found = _describe_rows(rows, data.plan)
-    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings(), of_few_rows():
         # Torch only warns when shapes broadcast to a loss that is not what anybody meant.
         warnings.filterwarnings("error", message=".*target size.*", category=UserWarning)
         try:
