@@ -268,7 +268,10 @@ def _finish(plan: ColumnPlan, values: Array, row_name: RowName) -> Array:
     if plan.finite and out.dtype.kind == "f":
         _reject(plan, ~np.isfinite(out), values, row_name, "must be finite; filter such rows first")
     if plan.non_negative:
-        _reject(plan, out < 0, values, row_name, "must not be negative")
+        _reject(plan, values < 0, values, row_name, "must not be negative")
+    if plan.non_negative and dtype.kind == "f":
+        why = f"is too small for {dtype}, as which it is 0 or rounded: multiply all weights by one number"
+        _reject(plan, (out < np.finfo(dtype).tiny) & (values > 0), values, row_name, why)
     return out
 
 

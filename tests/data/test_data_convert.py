@@ -321,6 +321,17 @@ def test_weights_must_not_be_negative(values):
     assert arrow(pa.array([0.0, -0.0, 2.0]), finite=True, non_negative=True).tolist() == [0, 0, 2]
 
 
+@pytest.mark.parametrize("value", [1e-300, 1e-46, 1e-44, np.finfo(np.float32).tiny / 2])
+def test_weights_that_float32_makes_0_or_rounds_are_refused(value):
+    """Below its smallest normal number 1.4e-45 and 2.8e-45 are all that there is for 1e-45 to 3e-45."""
+    for weights in ([1.0, value], [2.0, -value]):
+        with pytest.raises(DataError, match=r"column 'col', row 1: .* (is too small for float32|negative)"):
+            arrow(pa.array(weights), finite=True, non_negative=True)
+    smallest = float(np.finfo(np.float32).tiny)
+    assert arrow(pa.array([1, smallest]), finite=True, non_negative=True).tolist() == [1, smallest]
+    assert arrow(pa.array([value]), finite=True, non_negative=True, dtype="float64").tolist() == [value]
+
+
 # -- Python rows and numpy ----------------------------------------------------------------------
 
 
