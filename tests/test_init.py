@@ -256,6 +256,16 @@ def test_nulls_are_counted_where_there_are_no_statistics(table: str) -> None:
         read_table(table, "income")
 
 
+def test_nulls_are_not_those_of_a_struct_of_the_same_path(table: str) -> None:
+    struct = pa.array([{"b": None}, {"b": 1.0}], pa.struct({"b": pa.float64()}))
+    pq.write_table(pa.table({"a.b": [1.0, 2.0], "a": struct, "y": [0.5, 1.5]}), table)
+    assert read_table(table, "a.b").features == ("y",)
+    full = pa.array([{"b": 1.0}, {"b": 1.0}])
+    pq.write_table(pa.table({"a.b": pa.array([1.0, None]), "a": full, "y": [0.5, 1.5]}), table)
+    with pytest.raises(DataError, match=r"nulls in a\.b \(1\)"):
+        read_table(table, "a.b")
+
+
 def test_tables_without_rows_or_features(table: str) -> None:
     pq.write_table(pa.table({"a": pa.array([], "float32"), "b": pa.array([], "float32")}), "empty.parquet")
     with pytest.raises(DataError, match="has no rows"):

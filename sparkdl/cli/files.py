@@ -15,6 +15,7 @@ from sparkdl.cli.arguments import command_error
 from sparkdl.cli.delimited import Csv, is_csv, open_csv
 from sparkdl.cli.source import UNFIT, Family, Kind
 from sparkdl.data.scan.files import why_not_all
+from sparkdl.data.scan.schema import leaves
 from sparkdl.data.scan.storage import is_url
 
 _UNFIT = (
@@ -109,7 +110,7 @@ def _nulls(data: ds.Dataset, name: str) -> int:
         if not isinstance(fragment, ds.ParquetFileFragment):
             return int(data.count_rows(filter=ds.field(name).is_null()))
         metadata = fragment.metadata
-        index = {metadata.schema.column(n).path: n for n in range(metadata.num_columns)}.get(name)
+        index = leaves(metadata.schema.to_arrow_schema()).get(name)
         for group in range(metadata.num_row_groups):
             statistics = None if index is None else metadata.row_group(group).column(index).statistics
             if statistics is None or not statistics.has_null_count:

@@ -6,18 +6,21 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
+from sparkdl import Dataset
 from sparkdl.data.columns import ColumnPlan
 from sparkdl.data.scan import reader as reading
 from sparkdl.data.scan.files import File
 from sparkdl.data.scan.manifest import EVEN, ScanManifest, streams_for
 from sparkdl.data.scan.order import ScanLayout, order_of
-from sparkdl.data.scan.reader import Reader
+from sparkdl.data.scan.reader import Reader, _column_bytes
+from sparkdl.data.scan.schema import leaves
 from sparkdl.data.streams import FROM_THE_BEGINNING
 from sparkdl.exceptions import DataError
 
@@ -182,3 +185,42 @@ def test_the_checksum_is_of_row_groups_and_not_of_times(tmp_path: Path) -> None:
     assert first.content != second.content
     assert first.positions != manifest(tmp_path, (90, 100), 6000, 2).positions
     assert first.positions != manifest(tmp_path, (100, 100), 6000, 3).positions
+
+
+@pytest.mark.parametrize("columns", [("a", "a.b", "y"), ("a.b", "a", "y"), ("l", "m", "a", "a.b", "y")])
+def test_a_column_is_not_the_field_of_a_struct_that_has_its_path(
+    spark: Any, tmp_path: Path, columns: tuple[str, ...]
+) -> None:
+    values = {
+        "a": pa.array([{"b": 1.0}, None, {"b": None}], pa.struct({"b": pa.float64()})),
+        "a.b": pa.array([5.0, 6.0, 7.0]),
+        "l": pa.array([[1, 2], [], None]),
+        "m": pa.array([[("k", 1)]] * 3, pa.map_(pa.string(), pa.int64())),
+        "y": pa.array([0, 1, 2]),
+    }
+    path = tmp_path / "rows.parquet"
+    parquet.write_table(pa.table({name: values[name] for name in columns}), path)
+    with Dataset.from_parquet(path, features="a.b", label="y", spark=spark) as data:
+        assert data.peek()["features"].tolist() == [5, 6]
+    schema, row_group = parquet.read_schema(path), parquet.ParquetFile(path).metadata.row_group(0)
+    places = leaves(schema)
+    assert {n: row_group.column(at).path_in_schema for n, at in places.items()} == {"a.b": "a.b", "y": "y"}
+    assert row_group.column(places["a.b"]).statistics.null_count == 0
+    values["a.b"] = pa.array([5.0, None, 7.0])
+    values["a"] = pa.array([{"b": 1.0}] * 3)
+    parquet.write_table(pa.table({name: values[name] for name in columns}), path)
+    told = pytest.raises(DataError, match=r"'a\.b': 1 nulls among the 3 rows of row group 0")
+    with told, Dataset.from_parquet(path, features="a.b", label="y", spark=spark) as data:
+        data.peek()
+
+
+def test_bytes_of_files_count_columns_with_a_dot(tmp_path: Path) -> None:
+    table = pa.table({"a.b": pa.array([1.5] * 9), "x": pa.array([[1.0]] * 9), "xy": pa.array(["z"] * 9)})
+    parquet.write_table(table, tmp_path / "rows.parquet")
+    row_group = parquet.ParquetFile(tmp_path / "rows.parquet").metadata.row_group(0)
+    sizes = [row_group.column(n).total_compressed_size for n in range(3)]
+    assert [_column_bytes(row_group, names) for names in (["a.b"], ["x"], ["a.b", "x"])] == [
+        sizes[0],
+        sizes[1],
+        sizes[0] + sizes[1],
+    ]

@@ -483,8 +483,8 @@ class _Cursor:
 def _column_bytes(group: Any, names: Sequence[str]) -> int:
     """Return the compressed bytes of some columns, which may be nested."""
     columns = (group.column(n) for n in range(group.num_columns))
-    wanted = set(names)
-    return sum(c.total_compressed_size for c in columns if c.path_in_schema.split(".")[0] in wanted)
+    wanted = tuple(f"{name}." for name in names)
+    return sum(c.total_compressed_size for c in columns if f"{c.path_in_schema}.".startswith(wanted))
 
 
 @dataclass(frozen=True, slots=True)

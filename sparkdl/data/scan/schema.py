@@ -115,6 +115,25 @@ def as_lists(data_type: pa.DataType) -> pa.DataType:
     return pa.list_(as_lists(data_type.value_type)) if is_nested(data_type) else data_type
 
 
+def leaves(schema: pa.Schema) -> dict[str, int]:
+    """Return the places of plain columns in the row groups of a file of this schema.
+
+    A path does not tell: that of column ``a.b`` is that of field ``b`` of a struct ``a``, too.
+    """
+    found, place = dict[str, int](), 0
+    for field in schema:
+        if not pa.types.is_nested(field.type):
+            found[field.name] = place
+        place += _count_leaves(field.type)
+    return found
+
+
+def _count_leaves(data_type: pa.DataType) -> int:
+    data_type = getattr(data_type, "storage_type", data_type)
+    fields = data_type.num_fields if pa.types.is_nested(data_type) else 0
+    return sum(_count_leaves(data_type.field(n).type) for n in range(fields)) or 1
+
+
 def _why_not(data_type: pa.DataType) -> str:
     """Return why values cannot become a tensor; empty if they can."""
     types = pa.types

@@ -25,7 +25,7 @@ from sparkdl.data.scan.iceberg import IcebergSnapshot
 from sparkdl.data.scan.listing import ParquetFolders
 from sparkdl.data.scan.manifest import ScanManifest
 from sparkdl.data.scan.reader import MANIFEST, READING, first_rows
-from sparkdl.data.scan.schema import is_nested
+from sparkdl.data.scan.schema import is_nested, leaves
 from sparkdl.data.scan.storage import Storage, file_system
 from sparkdl.data.store.partition import Token, new_partition
 from sparkdl.exceptions import ConfigError, DataError
@@ -123,14 +123,14 @@ class ReadFooters:
                     )
                 self._check_numbers(schema.field(name), name, file, self.roles[name])
         groups = [footer.row_group(number) for number in range(footer.num_row_groups)]
-        rows = [group.num_rows for group in groups]
+        rows, places = [group.num_rows for group in groups], leaves(schema)
         if self.filter is not None:
-            nullable = {number: self._nulls(group) for number, group in enumerate(groups)}
+            nullable = {number: self._nulls(group, places) for number, group in enumerate(groups)}
             masks = self.filter.left(system, file, values, nullable, selected)
             check_unchanged(system, file)
             return rows, masks
         for number, group in enumerate(groups):
-            for name, count in self._nulls(group).items():
+            for name, count in self._nulls(group, places).items():
                 raise DataError(
                     f"{self.roles[name]} {name!r}: {count} nulls among the {group.num_rows} "
                     f"rows of row group {number} of {file.path}; drop or fill nulls first",
@@ -168,17 +168,15 @@ class ReadFooters:
         elif is_nested(column.type):
             self._check_numbers(column.type.value_field, f"{name}.element", file, role, is_element=True)
 
-    def _nulls(self, group: Any) -> dict[str, int]:
-        """Return how many nulls columns have in a row group, by name."""
+    def _nulls(self, group: Any, places: Mapping[str, int]) -> dict[str, int]:
+        """Return how many nulls columns have in a row group, by name; of arrays their rows tell."""
         found = {}
-        for index in range(group.num_columns):
-            column = group.column(index)
-            name, statistics = column.path_in_schema, column.statistics
-            # Of arrays the count has empty ones in it, too: their rows tell.
-            counted = statistics is not None and statistics.has_null_count
-            if counted and name in self.types and self.roles[name] != ROLE:
-                found[name] = statistics.null_count
-        return {name: count for name, count in found.items() if count}
+        for name in self.types:
+            if name in places and self.roles[name] != ROLE:
+                statistics = group.column(places[name]).statistics
+                if statistics is not None and statistics.has_null_count and statistics.null_count:
+                    found[name] = statistics.null_count
+        return found
 
 
 @dataclass(frozen=True, slots=True)
