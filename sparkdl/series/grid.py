@@ -61,11 +61,11 @@ def on_grid(id: Any, rows: Mapping[str, Array], layout: PanelLayout) -> Series:
     """Put the rows of one series on its grid.
 
     Steps before the first value of the target are left out. Steps after the last one are the future: only
-    their known covariates are used. Steps in between without a row, or with null, are filled as
-    ``layout.missing`` says; covariates keep their value of the step before, or have the next one if there is
-    none. ``rows`` are ``time``, int64, ascending; ``target``, ``past``, ``known``, ``static``, float64 with
-    NaN for null; ``instant`` where the times are those of a zone's clock, see :class:`Dates`. DataError names
-    series and time.
+    their known covariates are used, up to the last step that has a value of each. Steps in between without a
+    row, or with null, are filled as ``layout.missing`` says; covariates keep their value of the step before,
+    or have the next one if there is none. ``rows`` are ``time``, int64, ascending; ``target``, ``past``,
+    ``known``, ``static``, float64 with NaN for null; ``instant`` where the times are those of a zone's clock,
+    see :class:`Dates`. DataError names series and time.
     """
     times, target = rows["time"], rows["target"]
     _check_finite(id, rows, layout)
@@ -102,7 +102,9 @@ def on_grid(id: Any, rows: Mapping[str, Array], layout: PanelLayout) -> Series:
     own = dict(zip(layout.past, _first(past), strict=True))
     for name, row in zip(layout.static, _first(rows["static"]), strict=True):
         own[name] = min(int(steps[max(0, row - first)]), length - 1)
-    known = _carried(_spread(rows["known"][first:], steps, count), id, layout.known, layout)
+    known = _spread(rows["known"][first:], steps, count)
+    ends = [count - own for own in _first(known[::-1])]  # after the last step of each that has a value
+    known = _carried(known, id, layout.known, layout)[: max(length, min(ends, default=count))]
     return Series(
         id,
         dates,

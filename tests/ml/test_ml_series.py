@@ -153,6 +153,9 @@ def test_covariates_quantiles_and_files(real: Any, tmp_path: Any, architecture: 
     assert TimeSeriesEstimator.load(str(tmp_path / "estimator")).getQuantiles() == [0.025, 0.5, 0.9]
     with pytest.raises(Exception, match="0 rows after its last value have promotion; expected the 3"):
         model.transform(given.where(F.col("value").isNotNull())).collect()
+    last = F.when(F.col("time") < date(2024, 2, 9), F.col("promotion"))  # that of the day before is no answer
+    with pytest.raises(Exception, match="2 rows after its last value have promotion; expected the 3"):
+        model.transform(given.withColumn("promotion", last)).collect()
 
 
 def test_a_backtest_has_the_errors_of_torchmetrics_and_uses_the_past_alone(real: Any) -> None:

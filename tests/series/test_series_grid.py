@@ -185,6 +185,19 @@ def test_covariates_keep_the_value_of_the_step_before() -> None:
 
 
 @pytest.mark.parametrize(
+    ("values", "steps"),
+    [([1, 2, 3, 4], 5), ([1, 2, 3, None], 4), ([1, None, 3, None], 4), ([1, 2, None, None], 4), ([1] * 3, 4)],
+)
+def test_the_known_future_ends_with_the_last_value(values: list[float | None], steps: int) -> None:
+    """A null after it would have the value of the step before, for as long as anybody asks."""
+    given = np.array([values, range(len(values))], float).T
+    target = [1.0, 2, 3, np.nan][: len(values)]
+    found = on_grid("a", rows([0, 1, 3, 4][: len(values)], target, known=given), layout(known=["k", "l"]))
+    assert len(found.known) == steps
+    assert np.isfinite(found.known).all()
+
+
+@pytest.mark.parametrize(
     ("given", "more", "message"),
     [
         (rows([1, 2], [np.nan, np.nan]), {}, "series 'a': column 'y' has no value; drop the series"),

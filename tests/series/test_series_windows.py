@@ -120,18 +120,19 @@ def test_a_forecast_of_the_past_sees_no_gap_filled_with_what_came_after() -> Non
 
 
 def gappy(seed: int) -> pa.Table:
-    """Return rows with gaps, and nulls in all columns and at their fronts."""
+    """Return rows with gaps, and nulls in all columns and at their fronts; the future is known."""
     draw = np.random.default_rng(seed)
     count = int(draw.integers(8, 16))
 
-    def column(share: float) -> Any:
+    def column(share: float, to_the_end: bool = False) -> Any:
         empty = (draw.random(count) < share) | (np.arange(count) < draw.integers(0, 5))
+        empty[-1] &= not to_the_end  # without a known future nothing is forecast
         return pa.array(draw.normal(0, 10, count), mask=empty)
 
     time = np.sort(draw.choice(np.arange(20), count, replace=False))
     same = pa.array(np.full(count, 3.0), mask=draw.random(count) < 0.4)
     columns = {"__hash": np.zeros(count, int), "__id": np.zeros(count, int), "__time": time}
-    columns |= {"target": column(0.2), "past_0": column(0.5), "known_0": column(0.1), "static_0": same}
+    columns |= {"target": column(0.2), "past_0": column(0.5), "known_0": column(0.1, True), "static_0": same}
     return pa.table(columns)
 
 

@@ -88,7 +88,8 @@ class ForecastTask:
             if layout.known and len(series.known) < len(series) + horizon:
                 raise DataError(
                     f"series {series.id!r}: {len(series.known) - len(series)} rows after its last value have "
-                    f"{', '.join(layout.known)}; expected the {horizon} of the horizon",
+                    f"{', '.join(layout.known)}; expected the {horizon} of the horizon, "
+                    "without null in the last one",
                     code="data-value",
                 )
             return [_window(series, layout, None)]
