@@ -10,19 +10,24 @@ from collections.abc import Iterator
 from functools import partial
 from itertools import combinations
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from support.peers import LIMIT, at_once, pair
 
+from sparkdl.allreduce import messages
 from sparkdl.allreduce.messages.step import Shard
-from sparkdl.allreduce.plan import ToSelf
+from sparkdl.allreduce.plan import Inbox, ToSelf
 from sparkdl.allreduce.transport.direct.connection import ALL, END, FRAME, HELLO, Connection
 from sparkdl.allreduce.transport.direct.mesh import Mesh
 from sparkdl.allreduce.transport.direct.peer import LostPeerError
-from sparkdl.allreduce.transport.direct.task import _Mine
+from sparkdl.allreduce.transport.direct.task import GroupTask, _Mine
+from sparkdl.allreduce.update.combine import WeightedPart, weighted_mean
 from sparkdl.compute.local_store import LocalStore
+from sparkdl.wire import frame
+from sparkdl.wire.layout import ParamLayout, lay_out
 
 GROUP = 11
 
@@ -317,3 +322,31 @@ def test_what_a_rank_sends_itself_is_not_what_the_next_one_writes(tmp_path: Path
         values[:] = 7
         found: list[Any] = [*mine.read(), *mine.sent]
     assert [one.coded.arrays["gradient"].tolist() for one in found] == [[1.0] * 3] * 2
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_what_was_sent_to_several_ranks_of_a_process_is_not_overwritten(ranks: int) -> None:
+    """A mean takes the memory of what has arrived: with several ranks the next one would see the mean."""
+    layout = ParamLayout(lay_out([("p", (4,), 0)]))
+    given = [np.full(4, value, np.float32) for value in (1.0, 3.0)]
+    used = np.ones(1, np.bool_)
+    sent = [Shard.of(n, 1.0, own, used) for n, own in enumerate(given)]
+    packed = [bytearray(frame.join(messages.encode(message))) for message in sent]
+
+    def exchange(number: int, sends: Iterator[Any]) -> dict[int, Any]:
+        assert list(sends) == []
+        return dict.fromkeys(range(ranks), packed)
+
+    worker = SimpleNamespace(files=None, end_task=lambda: None)
+    hosted: Any = [
+        SimpleNamespace(number=n, worker=worker, inbox=Inbox([], list), me=lambda: None) for n in range(ranks)
+    ]
+    nothing: Any = None
+    task = GroupTask(nothing, [], 3, 0, False, nothing, 1, [], False)
+    mesh: Any = SimpleNamespace(exchange=exchange)
+    task._exchange(0, lambda me, inbox: iter(()), hosted, mesh)
+    for rank in hosted:
+        parts = [WeightedPart(s.source, s.weight, s.values(layout, 0, 4)) for s in rank.inbox.of(Shard)]
+        mean = weighted_mean(parts)
+        assert mean.tolist() == [2.0] * 4
+        assert any(mean is part.array for part in parts) == (ranks == 1)
