@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -21,6 +22,10 @@ _INSTEAD = {
     "on_validation_end": "a sparkdl.train.Hook's on_validation_end runs on the driver",
     "on_save_checkpoint": "a sparkdl.train.Hook's state_dict() goes into checkpoints",
     "on_load_checkpoint": "a sparkdl.train.Hook's load_state_dict() gets it back",
+    "on_validation_model_eval": "put layers into another mode in validation_step",
+    "training_step_end": "return the loss from training_step",
+    "training_epoch_end": "a sparkdl.train.Hook's on_epoch_end runs on the driver",
+    "validation_epoch_end": "log in validation_step; its means over all rows are scores",
     "configure_gradient_clipping": "give Trainer(clip=)",
     "lr_scheduler_step": "give Trainer(schedule=)",
     "optimizer_step": "give Trainer(step=) and choose by batch.iteration what is trained",
@@ -37,9 +42,15 @@ _LEFT_OUT = (
     *("on_before_batch_transfer", "on_after_batch_transfer", "transfer_batch_to_device"),
     *("on_save_checkpoint", "on_load_checkpoint", "backward", "optimizer_step", "optimizer_zero_grad"),
     *("lr_scheduler_step", "configure_gradient_clipping", "configure_callbacks", "configure_model"),
-    *("setup", "teardown", "prepare_data"),
+    *("on_validation_model_eval", "on_validation_model_train", "on_validation_model_zero_grad"),
+    *("configure_sharded_model", "setup", "teardown", "prepare_data"),
 )
 """Hooks of a LightningModule that do not run here."""
+_OF_EARLIER = (
+    *("training_step_end", "training_epoch_end", "validation_step_end", "validation_epoch_end"),
+    *("on_epoch_start", "on_epoch_end"),
+)
+"""Hooks of earlier releases, which Lightning 2 refuses or passes over."""
 _EPOCH = "_sparkdl_epoch"
 _LOG_OPTIONS = ("prog_bar", "logger", "on_step", "on_epoch", "reduce_fx", "enable_graph", "sync_dist")
 """Options of ``log`` that may be given by position, as far as anybody does."""
@@ -53,6 +64,16 @@ def overrides(module: nn.Module, base: type, method: str) -> bool:
 def users_batch(batch: Batch) -> Any:
     """Return a batch as Lightning's users know it."""
     return batch.inputs if batch.label is None else (batch.inputs, batch.label)
+
+
+def arguments(step: Callable[..., Any], batch: Batch) -> tuple[Any, ...]:
+    """Return what a step is called with: a batch, and its number if the step takes one, as in Lightning."""
+    given = users_batch(batch)
+    try:
+        inspect.signature(step).bind(given, 0)
+    except TypeError:
+        return (given,)
+    return given, 0
 
 
 def begin(module: nn.Module, batch: Batch) -> None:
@@ -146,7 +167,7 @@ def attached(module: nn.Module, batch: Batch) -> Iterator[tuple[dict[str, float]
 def warn_of_hooks(module: nn.Module, base: type) -> None:
     """Warn of each hook that a module defines and that will not run."""
     name = type(module).__name__
-    for hook in _LEFT_OUT:
+    for hook in (*_LEFT_OUT, *_OF_EARLIER):
         if overrides(module, base, hook):
             remedy = _INSTEAD.get(hook, "Lightning's Trainer calls it, which does not take part here")
             warnings.warn(f"{name}.{hook} is defined and will not run: {remedy}", UserWarning, stacklevel=5)

@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
 
 from sparkdl.exceptions import ConfigError, ModelError
-from sparkdl.nn.attached import attached, begin, overrides, users_batch, warn_of_hooks
+from sparkdl.nn.attached import arguments, attached, begin, overrides, warn_of_hooks
 from sparkdl.nn.batch import Batch, call
 from sparkdl.nn.divisor import DivisorWatch, watched
 from sparkdl.nn.objective import Evaluated, Objective, explain_step, read_step
@@ -178,7 +178,8 @@ def _call_step(
     module: nn.Module, method: str, batch: Batch
 ) -> tuple[Any, dict[str, float], Mapping[str, float], DivisorWatch]:
     with attached(module, batch) as (logged, given):
-        result, watch = watched(getattr(module, method), users_batch(batch), 0)
+        step = getattr(module, method)
+        result, watch = watched(step, *arguments(step, batch))
     if isinstance(result, Mapping):
         # Lightning passes the other keys on to its hooks; scalars are what was logged.
         result = {key: value for key, value in result.items() if key in ("loss", "output", "divisor")}

@@ -11,13 +11,14 @@ import pytest
 import pytorch_lightning
 import torch
 import torchmetrics
+from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from torch import nn
 from torch.nn import functional
 from torch.optim import SGD, Adam
 from torch.optim import lr_scheduler as lrs
 
 from sparkdl.exceptions import ConfigError, ModelError
-from sparkdl.nn.attached import _LEFT_OUT
+from sparkdl.nn.attached import _LEFT_OUT, arguments
 from sparkdl.nn.flat import FlatModule
 from sparkdl.nn.gradient import Batch, evaluate, forward_backward
 from sparkdl.nn.lightning import Rebound, check_mode, from_lightning, is_lightning, to_train
@@ -81,6 +82,39 @@ def test_the_training_step_is_minimised_and_its_logs_are_extras(library):
     assert result.extras == {"accuracy": pytest.approx(right), "rows": 6.0, "zero": 0.0}
     assert module.seen == 0
     assert "log" not in vars(module)
+
+
+def test_steps_need_not_take_the_number_of_a_batch():
+    """Lightning gives it to those that do."""
+
+    class One(Own):
+        def training_step(self, batch):
+            return super().training_step(batch, 0)
+
+        def validation_step(self, batch):
+            x, y = batch
+            return functional.cross_entropy(self(x), y) + 1
+
+    class Several(Own):
+        def training_step(self, *given):
+            assert len(given) == 2
+            return super().training_step(*given)
+
+    class Named(Own):
+        def training_step(self, batch, number, more=3):
+            assert (number, more) == (0, 3)
+            return super().training_step(batch, number)
+
+    optimizer = lambda m: SGD(m.parameters(), lr=0.1)  # noqa: E731
+    expected = step(Own(optimizer)).loss
+    assert [step(cls(optimizer)).loss for cls in (One, Several, Named)] == [expected] * 3
+    for cls in (One, Several, Named):
+        own = cls(optimizer).training_step
+        numbered = is_param_in_hook_signature(own, "batch_idx", min_args=2)
+        assert len(arguments(own, batch())) == 1 + numbered
+    module = One(optimizer)
+    found = from_lightning(module).objective.evaluate(module, batch())
+    assert found.loss.item() == pytest.approx(expected + 1)
 
 
 def test_extras_are_means_over_micro_batches():
@@ -228,6 +262,9 @@ def test_hooks_that_will_not_run_are_told():
         def on_test_end(self):
             pass
 
+        def training_step_end(self, output):
+            return 2 * output
+
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         from_lightning(Hooked(lambda m: SGD(m.parameters())))
@@ -235,6 +272,7 @@ def test_hooks_that_will_not_run_are_told():
     assert [text.partition(":")[0] for text in found] == [
         "Hooked.on_train_epoch_end is defined and will not run",
         "Hooked.optimizer_step is defined and will not run",
+        "Hooked.training_step_end is defined and will not run",
     ]
     assert all(": " in text for text in found)
     for name in _LEFT_OUT:
