@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -27,9 +28,16 @@ MODULES = re.compile(
 ALLOWED = {("daemon.py", "pyspark.daemon")}  # it is PySpark's daemon, with one function changed
 
 
-def used(source: str) -> Iterator[str]:
+@cache
+def names_in(path: Path) -> tuple[frozenset[str], ...]:
+    """Return what each of the three functions below finds in a module, which is read once."""
+    nodes = [*ast.walk(ast.parse(path.read_text()))]
+    return frozenset(used(nodes)), frozenset(told_apart(nodes)), frozenset(handles(nodes))
+
+
+def used(nodes: Iterable[ast.AST]) -> Iterator[str]:
     """Iterate over the private names that a module uses."""
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes:
         if isinstance(node, ast.Attribute) and PRIVATE.fullmatch(node.attr):
             own = isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
             if not own:
@@ -48,7 +56,7 @@ def test_private_api_is_used_in_its_room_alone() -> None:
         (str(path.relative_to(PACKAGE)), name)
         for path in PACKAGE.rglob("*.py")
         if ROOM not in path.parents
-        for name in used(path.read_text())
+        for name in names_in(path)[0]
     }
     assert found <= ALLOWED
 
@@ -57,9 +65,9 @@ KINDS = re.compile(r"is_(classic|connect)|pyspark\.sql\.connect(\..*)?")
 """By which the kinds of sessions are told apart, which is for ``sparkdl/access`` alone."""
 
 
-def told_apart(source: str) -> Iterator[str]:
+def told_apart(nodes: Iterable[ast.AST]) -> Iterator[str]:
     """Iterate over what a module tells kinds of sessions apart by."""
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes:
         names: list[str] = []
         if isinstance(node, ast.Import | ast.ImportFrom):
             names = [alias.name for alias in node.names]
@@ -77,10 +85,10 @@ def test_only_access_tells_kinds_of_sessions_apart() -> None:
         (str(path.relative_to(PACKAGE)), name)
         for path in PACKAGE.rglob("*.py")
         if not any(room in path.parents for room in rooms)
-        for name in told_apart(path.read_text())
+        for name in names_in(path)[1]
     }
     assert not found
-    assert "is_connect" in told_apart((PACKAGE / "access/__init__.py").read_text())
+    assert "is_connect" in names_in(PACKAGE / "access/__init__.py")[1]
 
 
 HANDLES = re.compile(r"jobs|rdd|RDD|FrameJobs|JavaObject|frames_of|_jvm|_jsc")
@@ -93,9 +101,9 @@ TAKE_RDDS = {
 """Where a user's own RDD becomes the frames of an ``Access``, and the names there. May only shrink."""
 
 
-def handles(source: str) -> Iterator[str]:
+def handles(nodes: Iterable[ast.AST]) -> Iterator[str]:
     """Iterate over the names of RDDs and JVM objects that a module imports, or asks others for."""
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes:
         names: list[str] = []
         if isinstance(node, ast.ImportFrom):
             names = [alias.name for alias in node.names]
@@ -109,14 +117,14 @@ def test_rdds_and_objects_of_the_jvm_stay_behind_access() -> None:
     found = {
         str(path.relative_to(PACKAGE)): names
         for path in PACKAGE.rglob("*.py")
-        if not any(room in path.parents for room in rooms) and (names := {*handles(path.read_text())})
+        if not any(room in path.parents for room in rooms) and (names := names_in(path)[2])
     }
     assert found == TAKE_RDDS
-    assert {"jobs", "FrameJobs", "JavaObject"} <= {*handles((PACKAGE / "access/classic.py").read_text())}
+    assert {"jobs", "FrameJobs", "JavaObject"} <= names_in(PACKAGE / "access/classic.py")[2]
 
 
 def test_the_room_needs_what_it_is_for() -> None:
-    found = {name for path in ROOM.glob("*.py") for name in used(path.read_text())}
+    found = {name for path in ROOM.glob("*.py") for name in names_in(path)[0]}
     assert {"_jvm", "_jsc", "_jdf", "py4j.protocol", "pyspark.serializers"} <= found
 
 
@@ -134,11 +142,11 @@ def test_the_room_needs_what_it_is_for() -> None:
     ],
 )
 def test_what_counts_as_private(source: str, name: str) -> None:
-    assert name in set(used(source))
+    assert name in set(used(ast.walk(ast.parse(source))))
 
 
 @pytest.mark.parametrize(
     "source", ["x = self._joined", "from pyspark.sql import DataFrame", "x = '_jumbled'"]
 )
 def test_what_does_not(source: str) -> None:
-    assert not set(used(source))
+    assert not set(used(ast.walk(ast.parse(source))))

@@ -32,9 +32,17 @@ BANNED = {
 
 
 def test_a_module_docstring_does_not_begin_with_a_question() -> None:
-    first = {path: ast.get_docstring(ast.parse(path.read_text())) or "" for path in PACKAGE.rglob("*.py")}
+    first = {path: docstring(path) for path in PACKAGE.rglob("*.py")}
     assert len(first) > 400
     assert not {str(path): text for path, text in first.items() if QUESTIONS.match(text)}
+
+
+def docstring(path: Path) -> str:
+    """Return a module's docstring; what comes after it is not looked at."""
+    skipped = (tokenize.COMMENT, tokenize.NL)
+    with path.open() as file:
+        first = next(token for token in tokenize.generate_tokens(file.readline) if token.type not in skipped)
+    return str(ast.literal_eval(first.string)).strip() if first.type == tokenize.STRING else ""
 
 
 @cache
