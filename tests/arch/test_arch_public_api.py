@@ -60,9 +60,25 @@ def test_the_command_line_begins_without_large_libraries():
     assert not {"torch", "pyspark", "numpy", "pyarrow", "pandas"} & set(loaded)
 
 
-def test_importing_training_loads_no_torchmetrics():
-    loaded = run_python("import sys, sparkdl.ml, sparkdl.train, sparkdl.serve.predictor; print(*sys.modules)")
-    assert not {"torchmetrics", "scipy", "matplotlib", "transformers", "pandas"} & set(loaded)
+def test_serving_loads_no_spark_and_training_nothing_optional():
+    """One after the other in one process, which takes seconds."""
+    loaded = run_python("""
+import sys
+import sparkdl.serve.predictor
+print(*sys.modules, ";")
+import torch
+import sparkdl.nn.lightning
+assert sparkdl.nn.lightning.from_lightning(torch.nn.Linear(1, 1)) is None
+import sparkdl.ml, sparkdl.summary, sparkdl.train
+print(*sys.modules)
+""")
+    serving = loaded[: loaded.index(";")]
+    assert "torch" in serving
+    assert not {"pyspark", "py4j"} & set(serving)
+    assert {"sparkdl.ml", "sparkdl.summary", "sparkdl.train"} <= set(loaded)
+    optional = {"torchmetrics", "scipy", "matplotlib", "transformers", "pandas", "tensorboard", "mlflow"}
+    assert not optional & set(loaded)
+    assert not [name for name in loaded if "lightning" in name and not name.startswith("sparkdl")]
 
 
 def test_what_saved_models_may_name_is_there():
