@@ -69,7 +69,8 @@ def test_inner_dimensions_are_fixed() -> None:
 @given(st.lists(lists, min_size=1, max_size=3), st.randoms())
 def test_the_store_gives_rows_back(tmp_path_factory: Any, batches: list[Any], random: Any) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("SPARK_LOCAL_DIRS", str(tmp_path_factory.mktemp("store")))
+        folder = tmp_path_factory.mktemp("store")
+        patch.setenv("SPARK_LOCAL_DIRS", str(folder))
         stored, start = [], 0
         for batch in batches:
             positions = np.arange(start, start + len(batch))
@@ -85,7 +86,7 @@ def test_the_store_gives_rows_back(tmp_path_factory: Any, batches: list[Any], ra
         found = read_rows(token, chosen)
         assert equal(found["x"], [every[i] for i in chosen])
         assert np.array_equal(found["y"], chosen)
-        files = list(tmp_path_factory.getbasetemp().rglob(f"{token.folder.split('/')[-1]}/*.bin"))
+        files = list(folder.rglob(f"{token.folder.split('/')[-1]}/*.bin"))
         assert files
         assert token.nbytes == sum(f.stat().st_size for f in files if str(f).startswith(token.folder))
         if sum(map(len, every)):
