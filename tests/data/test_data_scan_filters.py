@@ -79,11 +79,27 @@ def scan(path: Path, table: pa.Table, given: Any, size: int, streams: int = 1) -
     return found.resolved((ID,), 400, streams)
 
 
-@hypothesis.settings(max_examples=150, deadline=None, derandomize=True)
-@hypothesis.given(table=tables(), given=filters(), size=st.integers(1, 20))
+DRAWN = hypothesis.given(table=tables(), given=filters(), size=st.integers(1, 20))
+
+
+@hypothesis.settings(max_examples=50, deadline=None, derandomize=True)
+@DRAWN
 def test_what_is_left_is_what_arrow_keeps_in_memory(
     tmp_path_factory: pytest.TempPathFactory, table: pa.Table, given: Any, size: int
 ) -> None:
+    check_left(tmp_path_factory, table, given, size)
+
+
+@pytest.mark.whole
+@hypothesis.settings(max_examples=150, deadline=None, derandomize=True)
+@DRAWN
+def test_what_is_left_in_more_draws(
+    tmp_path_factory: pytest.TempPathFactory, table: pa.Table, given: Any, size: int
+) -> None:
+    check_left(tmp_path_factory, table, given, size)
+
+
+def check_left(tmp_path_factory: pytest.TempPathFactory, table: pa.Table, given: Any, size: int) -> None:
     expected = table.filter(given)["id"].to_pylist()
     found = scan(tmp_path_factory.mktemp("f") / "a.parquet", table, given, size)
     found = ScanManifest.unpack(b"".join(found.pack()))

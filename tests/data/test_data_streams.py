@@ -28,11 +28,23 @@ CASE = {
 }
 
 
+DRAWN = given(**CASE, partitions=st.integers(1, 60), shuffle=st.booleans())
+
+
+@settings(deadline=None, max_examples=80)
+@DRAWN
+def test_batches_are_the_same_for_every_number_of_partitions(**drawn):
+    check_batches(**drawn)
+
+
+@pytest.mark.whole
 @settings(deadline=None, max_examples=200)
-@given(**CASE, partitions=st.integers(1, 60), shuffle=st.booleans())
-def test_batches_are_the_same_for_every_number_of_partitions(
-    rows, batch_size, streams, seed, epoch, partitions, shuffle
-):
+@DRAWN
+def test_batches_are_the_same_in_more_draws(**drawn):
+    check_batches(**drawn)
+
+
+def check_batches(rows, batch_size, streams, seed, epoch, partitions, shuffle):
     options = {"streams": streams, "seed": seed, "epoch": epoch, "shuffle": shuffle}
     one = [batch for (batch,) in batches(rows, batch_size, 1, **options)]
     many = batches(rows, batch_size, partitions, **options)
