@@ -44,6 +44,7 @@ def error_of_pca(train, test, code):
     return np.square(components.inverse_transform(components.transform(test)) - test).mean()
 
 
+@pytest.mark.whole
 def test_codes_tell_more_than_principal_components():
     torch.manual_seed(0)
     images = ((digits(1500, side=8)[0] + 1) / 2).flatten(1)

@@ -71,7 +71,9 @@ def test_images(write: Any, tmp_path: Path) -> None:
     assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
 
 
-@pytest.mark.parametrize("write", WRITERS)
+@pytest.mark.parametrize(
+    "write", [*WRITERS[:2], pytest.param(export.to_onnx, id="onnx", marks=[onnx, pytest.mark.whole])]
+)
 def test_several_inputs_and_outputs(write: Any, tmp_path: Path) -> None:
     write(Two(), PAIR, tmp_path / "model")
 
@@ -121,7 +123,9 @@ def _rows(count: int) -> dict[str, Tensor]:
     [
         pytest.param(DeepFM([5, 7], numbers=3), ("categories", "numbers"), marks=pytest.mark.slow),
         (DLRM([5, 7], numbers=3), ("numbers", "categories")),
-        (WideAndDeep(9, [5, 7], numbers=3), ("wide", "categories", "numbers")),
+        pytest.param(
+            WideAndDeep(9, [5, 7], numbers=3), ("wide", "categories", "numbers"), marks=pytest.mark.whole
+        ),
     ],
     ids=["DeepFM", "DLRM", "WideAndDeep"],
 )

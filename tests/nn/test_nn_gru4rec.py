@@ -99,8 +99,8 @@ def test_all_items_in_the_batch_make_the_sampled_softmax_exact():
 @pytest.mark.parametrize(
     ("loss", "accuracy"),  # the last item alone gives 1 / 3; TOP1 saturates with many wrong items
     [
-        ("bpr", 0.9),
-        ("top1", 0.5),
+        pytest.param("bpr", 0.9, marks=pytest.mark.whole),
+        pytest.param("top1", 0.5, marks=pytest.mark.whole),
         pytest.param("sampled_softmax", 0.9, marks=pytest.mark.slow),  # exact where the batch has all items
         ("cross_entropy", 0.9),
     ],

@@ -74,6 +74,7 @@ def test_can_be_trained_and_shipped():
     check_trainable(Seq2Seq(9, 10, 4, 6, layers=2), *inputs)
 
 
+@pytest.mark.whole
 def test_learns_to_reverse():
     """Sources of 3 to 5 tokens, the target ends with token 2."""
     torch.manual_seed(0)

@@ -1,4 +1,3 @@
-
 import fsspec
 import numpy as np
 import pytest
