@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from sparkdl._spark.frames import JavaObject
@@ -62,7 +62,7 @@ class BlockManager:
 
     @cached_property
     def _block_id(self) -> JavaObject:
-        return self._jvm.org.apache.spark.storage.RDDBlockId
+        return getattr(self._jvm, f"{_STORAGE}.RDDBlockId")
 
     @cached_property
     def _block_manager(self) -> JavaObject:
@@ -88,11 +88,15 @@ class BlockManager:
         Py4J would list all methods of the class first, which fails for these two: some name types
         that are not on the class path of every Spark distribution.
         """
-        invoke = self._jvm.java.lang.invoke
-        class_of = self._jvm.java.lang.Class.forName
-        handle = invoke.MethodHandles.publicLookup().findVirtual(
-            class_of(owner), method, invoke.MethodType.methodType(class_of(returns))
+        find = partial(getattr, self._jvm)  # by whole names, as FrameJobs
+        class_of = find("java.lang.Class").forName
+        handle = (
+            find("java.lang.invoke.MethodHandles")
+            .publicLookup()
+            .findVirtual(
+                class_of(owner), method, find("java.lang.invoke.MethodType").methodType(class_of(returns))
+            )
         )
-        arguments = self._jvm.java.util.ArrayList()
+        arguments = find("java.util.ArrayList")()
         arguments.add(obj)
         return handle.invokeWithArguments(arguments)

@@ -16,7 +16,8 @@ class HadoopFolders:
 
     def __init__(self, spark: SparkSession, path: str) -> None:
         private: Any = spark
-        self._path: Any = private._jvm.org.apache.hadoop.fs.Path
+        # By its whole name: for each package on the way the JVM would look for a class in all its jars.
+        self._path: Any = getattr(private._jvm, "org.apache.hadoop.fs.Path")
         configuration = private._jsparkSession.sessionState().newHadoopConf()
         self._fs: Any = self._path(path).getFileSystem(configuration)
 

@@ -31,15 +31,12 @@ class HadoopFileSystem(AbstractFileSystem):  # type: ignore[misc]
         sc = SparkContext._active_spark_context
         if sc is None or sc._jvm is None:
             raise ConfigError(f"{url}: Hadoop's file systems need a running Spark session")
-        self._hadoop: Any = sc._jvm.org.apache.hadoop.fs
+        self._path: Any = getattr(sc._jvm, "org.apache.hadoop.fs.Path")
         self._failure = Py4JJavaError
         try:
             self._files: Any = self._path(url).getFileSystem(sc._jsc.hadoopConfiguration())
         except Py4JJavaError as error:
             raise ConfigError(f"cannot open {url}: {error.java_exception.getMessage()}") from None
-
-    def _path(self, path: str) -> Any:
-        return self._hadoop.Path(path)
 
     def _call(self, method: str, *arguments: Any) -> Any:
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import cloudpickle
@@ -47,28 +48,31 @@ class FrameJobs:
         self.sc: Any = sc
         self._jvm: Any = sc._jvm
         self._jsc: Any = sc._jsc
-        # Looking a class up costs several round trips to the JVM, so each is looked up once.
+        # Each class is looked up once, and by its whole name: for each package on the way the JVM would look
+        # for a class in all its jars.
+        find = partial(getattr, self._jvm)
         self._context = self._jsc.sc()
-        self._hash_map = self._jvm.java.util.HashMap
-        self._array_list = self._jvm.java.util.ArrayList
+        self._hash_map = find("java.util.HashMap")
+        self._array_list = find("java.util.ArrayList")
         self._python_function = self._jvm.SimplePythonFunction
         self._python_rdd = self._jvm.PythonRDD
         self._pairwise_rdd = self._jvm.PairwiseRDD
-        self._zipped_rdd = self._jvm.org.apache.spark.rdd.ZippedPartitionsRDD2
+        self._zipped_rdd = find("org.apache.spark.rdd.ZippedPartitionsRDD2")
         self._env: JavaObject = self._hash_map()
         for name, value in sc.environment.items():
             self._env.put(name, value)
         self._includes = self._listed(sc._python_includes or ())
-        levels = self._jvm.org.apache.spark.storage.StorageLevel
+        levels = find("org.apache.spark.storage.StorageLevel")
         self._one_copy, self._two_copies = levels.MEMORY_AND_DISK(), levels.MEMORY_AND_DISK_SER_2()
         self._two_on_disk = levels.DISK_ONLY_2()
         if re.match(
             r"local(\[|$)", sc.master
         ):  # one process: Spark would log twice per block that it has no peer
             self._two_copies, self._two_on_disk = self._one_copy, levels.DISK_ONLY()
-        self._java_serializer = self._jvm.org.apache.spark.serializer.JavaSerializer(self._context.conf())
-        self._bytes_tag = self._jvm.scala.reflect.ClassTag.apply(self._jvm.java.lang.Class.forName("[B"))
-        self._any_tag = self._jvm.scala.reflect.ClassTag.Any()
+        self._java_serializer = find("org.apache.spark.serializer.JavaSerializer")(self._context.conf())
+        tags = find("scala.reflect.ClassTag")
+        self._bytes_tag = tags.apply(find("java.lang.Class").forName("[B"))
+        self._any_tag = tags.Any()
         self._zip_function: JavaObject | None = None
         self._partitioners: dict[int, JavaObject] = {}
         self._rates: dict[tuple[int, ...], JavaObject] = {}
@@ -245,10 +249,9 @@ class FrameJobs:
 
     def _empty_at(self, locations: Iterable[str]) -> JavaObject:
         """Return an RDD of an empty frame at each place."""
-        to_seq = self._jvm.PythonUtils.toSeq
+        to_seq, pair = self._jvm.PythonUtils.toSeq, getattr(self._jvm, "scala.Tuple2")
         places = self._listed(
-            self._jvm.scala.Tuple2(bytearray(), to_seq(self._listed([location] if location else [])))
-            for location in locations
+            pair(bytearray(), to_seq(self._listed([location] if location else []))) for location in locations
         )
         return self._context.makeRDD(to_seq(places), self._bytes_tag)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import posixpath
 from collections.abc import Iterable, Iterator, Mapping
@@ -358,9 +359,12 @@ def _read(spark: SparkSession, path: str, folder: str) -> Iterator[weights.Chunk
     """Read pieces in order, some at a time: neither driver nor task ever holds all of them."""
     with explained(path):
         df = spark.read.schema(_COLUMNS).parquet(literal(folder))
-        last = max((offset for (offset,) in df.select("offset").collect()), default=-1)
-        for start in range(0, last + 1, _GROUP_BYTES):
+        end = 0
+        for start in itertools.count(0, _GROUP_BYTES):
             # whole files are passed over by the range of offsets in their footers
             rows = df.filter(f"offset >= {start} and offset < {start + _GROUP_BYTES}").collect()
             for offset, data in sorted(rows):
                 yield weights.Chunk(offset, bytes(data))
+                end = offset + len(data)
+            if end < start + _GROUP_BYTES:  # each piece begins where the one before it ends
+                return
