@@ -76,8 +76,9 @@ def with_negatives(
         check_columns(items, f"{owner}: items", item=item)
         check_comparable(f"{owner}: items", (df, item), (items, item))
         known = items.select(quoted(item).alias(_ITEM))
-    numbered = _numbered(known.where(~missing(known, _ITEM)[0]).distinct(), seed)
-    total = _check_counts(df, owner, user, item, pairs, numbered)
+    different = known.where(~missing(known, _ITEM)[0]).distinct()
+    total = _check_counts(df, owner, user, item, pairs, different)
+    numbered = _numbered(different, seed)
     # Of n items of which a user has seen those with the numbers s0 < s1 < ..., the unseen one with rank u has
     # the number u + (how many j have s_j - j <= u).
     of_user = pairs.join(numbered, _ITEM).groupBy(quoted(user).alias(user))
@@ -125,19 +126,13 @@ def _numbered(items: DataFrame, seed: int) -> DataFrame:
     return items.withColumn(_NUMBER, F.row_number().over(order) - 1)
 
 
-def _check_counts(
-    df: DataFrame, owner: str, user: str, item: str, pairs: DataFrame, numbered: DataFrame
-) -> int:
+def _check_counts(df: DataFrame, owner: str, user: str, item: str, pairs: DataFrame, items: DataFrame) -> int:
     """Return how many items there are; check that every user has some left."""
     holes = [missing(df, name) for name in (user, item)]
     nulls = df.agg(*(F.count_if(no_value) for no_value, _ in holes))
-    seen = (
-        pairs.join(numbered, _ITEM)
-        .groupBy(quoted(user).alias(user))
-        .agg(F.countDistinct(_NUMBER).alias(_SEEN))
-    )
+    seen = pairs.join(items, _ITEM).groupBy(quoted(user).alias(user)).agg(F.countDistinct(_ITEM).alias(_SEEN))
     most = seen.agg(F.max(F.struct(_SEEN, quoted(user))))
-    row = nulls.crossJoin(most).crossJoin(numbered.agg(F.count(F.lit(1)))).collect()[0]
+    row = nulls.crossJoin(most).crossJoin(items.agg(F.count(F.lit(1)))).collect()[0]
     for name, (_, what), found in zip((user, item), holes, row, strict=False):
         if found:
             raise DataError(
