@@ -351,7 +351,8 @@ def test_a_module_with_too_few_logits(spark):
         TorchClassifier(module=nn.Linear(2, 2), maxIter=5).fit(points(spark, (0.0, 1.0, -100.0)))
     with pytest.raises(ConfigError, match="it gives 1 logit, for 2 classes, but label column 'label' has 3"):
         TorchClassifier(module=nn.Linear(2, 1)).fit(points(spark))
-    indexed = StringIndexer(inputCol="label", outputCol="index").fit(points(spark)).transform(points(spark))
+    classes = {"ml_attr": {"type": "nominal", "num_vals": 3}}  # as StringIndexer has it
+    indexed = points(spark).select("*", F.col("label").alias("index", metadata=classes))
     with pytest.raises(ConfigError, match="it gives 2 logits.* 'index' has 3"):
         TorchClassifier(module=nn.Linear(2, 2), labelCol="index").fit(indexed)
     with pytest.raises(ConfigError, match=r"thresholds=\[0.5\]"):
@@ -598,12 +599,12 @@ def test_rows_of_neither_side_are_refused_or_left_out(spark, table):
         DataError, match=rf"column 'v' is null in {sides[None]} of \d+ rows, which are neither"
     ):
         est.fit(df)
-    for how in ("skip", "keep"):
+    for how in ("keep",) if table else ("skip", "keep"):
         model = est.copy({est.handleInvalid: how}).fit(df)
         assert sum(model.summary.history.column("samples")) == sides[False]
-    assert (
-        sum(est.fit(df.fillna({"v": False})).summary.history.column("samples")) == sides[False] + sides[None]
-    )
+    if not table:
+        filled = est.fit(df.fillna({"v": False})).summary.history
+        assert sum(filled.column("samples")) == sides[False] + sides[None]
 
 
 def test_validation_without_rows_is_told_from_training_without(spark):
