@@ -57,7 +57,7 @@ def estimator(**more: Any) -> TimeSeriesEstimator:
     return TimeSeriesEstimator(**{**given, **more})
 
 
-@pytest.mark.parametrize("architecture", ["linear", "nbeats"])
+@pytest.mark.parametrize("architecture", ["linear", pytest.param("nbeats", marks=pytest.mark.whole)])
 def test_training_on_one_partition_has_the_bits_of_plain_torch(real: Any, architecture: str) -> None:
     """Windows that numpy copies, in the order of the sampler, train the same module to the same bits."""
     table = frame()
@@ -122,7 +122,10 @@ def test_a_run_that_goes_on_with_other_rows_has_a_rate_that_falls_anew(real: Any
     assert rates == pytest.approx([3e-3 * (1 - step / count) for step in range(count)])
 
 
-@pytest.mark.parametrize("architecture", ["linear", "tcn", "patch"])
+@pytest.mark.parametrize(
+    "architecture",
+    [pytest.param("linear", marks=pytest.mark.whole), pytest.param("tcn", marks=pytest.mark.whole), "patch"],
+)
 def test_covariates_quantiles_and_files(real: Any, tmp_path: Any, architecture: str) -> None:
     df = real.createDataFrame(frame())
     past = df.withColumn("value", F.when(F.col("time") <= date(2024, 2, 6), F.col("value")))
