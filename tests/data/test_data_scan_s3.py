@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -103,9 +103,21 @@ def store() -> Iterator[Store]:
     made.close()
 
 
-def trained(
-    spark: Any, path: str, checkpoints: Path | None = None, **options: Any
-) -> tuple[list[torch.Tensor], Any]:
+@pytest.fixture(scope="module")
+def table(tmp_path_factory: pytest.TempPathFactory, store: Store) -> str:
+    """The same rows in files of this machine."""
+    path = str(tmp_path_factory.mktemp("local") / "table")
+    store.write(path, fs.LocalFileSystem())
+    return path
+
+
+@cache
+def expected_of(spark: Any, table: str) -> list[torch.Tensor]:
+    """Return the weights of a fit on files of this machine, for all tests."""
+    return trained(spark, table)
+
+
+def trained(spark: Any, path: str, checkpoints: Path | None = None, **options: Any) -> list[torch.Tensor]:
     torch.manual_seed(0)
     module = torch.nn.Linear(1, 1)
     with Dataset.from_parquet(
@@ -128,11 +140,10 @@ def trained(
 
 
 def test_a_fit_on_s3_is_that_on_the_same_files(
-    spark: Any, store: Store, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    spark: Any, store: Store, table: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
-    store.write(str(tmp_path / "table"), fs.LocalFileSystem())
-    expected = trained(spark, str(tmp_path / "table"))
+    expected = expected_of(spark, table)
     for path in ("s3://bucket/table", "s3a://bucket/table/"):
         found = trained(spark, path, storage_options=store.options)
         assert all(map(torch.equal, found, expected))
@@ -169,8 +180,8 @@ def test_executors_keep_options_in_a_private_file_beside_the_manifest(store: Sto
         shutil.rmtree(folder)
 
 
-def test_a_store_that_is_overloaded_is_asked_again(spark: Any, store: Store, tmp_path: Path) -> None:
-    expected = trained(spark, "s3://bucket/table", storage_options=store.options)
+def test_a_store_that_is_overloaded_is_asked_again(spark: Any, store: Store, table: str) -> None:
+    expected = expected_of(spark, table)
     store.app.calm, store.app.refused = False, 0
     try:
         found = trained(spark, "s3://bucket/table", storage_options=store.options)
