@@ -233,7 +233,7 @@ def test_classes_are_numbered_as_transformers_names_them(texts: Any, named: bool
     rows = texts.withColumn("way", F.when(F.length("text") > 40, "long").otherwise("short"))
     tokens = stage().transform(rows)
     make = partial(bert, **names)
-    for module in (make(), make) if named else (make(),):
+    for module in (make if named else make(),):
         classifier = TorchClassifier(
             module=module, featuresCols=stage().getOutputCols(), labelCol="way", learningRate=1e-2, maxIter=2
         )

@@ -582,6 +582,7 @@ def test_failures_in_tasks_are_explained(spark):
         df.collect()
 
 
+@pytest.mark.whole
 def test_without_arrow_udfs_pandas_gives_the_same(spark, linear, monkeypatch):
     for home in (udf, inference, sql):
         monkeypatch.setattr(home, "has_arrow_udf", lambda: False)

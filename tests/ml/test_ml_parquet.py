@@ -101,7 +101,11 @@ def test_a_default_module(spark: Any, table: str) -> None:
     assert model.numClasses == 3
 
 
-@pytest.mark.parametrize("held", [{"validationIndicatorCol": "held"}, {}], ids=["column", "folds"])
+@pytest.mark.parametrize(
+    "held",
+    [{"validationIndicatorCol": "held"}, pytest.param({}, marks=pytest.mark.whole)],
+    ids=["column", "folds"],
+)
 def test_a_search(spark: Any, table: str, held: dict[str, str]) -> None:
     df = spark.read.parquet(table)
     space = {"learningRate": [1e-6, 2e-2]}

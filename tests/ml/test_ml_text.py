@@ -276,6 +276,7 @@ class Bag(nn.Module):
         return out
 
 
+@pytest.mark.whole
 def test_sentences_are_told_apart(spark: Any) -> None:
     rows = sentences()[:1600]
     assert len(rows) == 1600

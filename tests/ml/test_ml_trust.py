@@ -43,7 +43,9 @@ def change(folder: Path, **values: Any) -> None:
     text.write_text(json.dumps(json.loads(text.read_text()) | values))
 
 
-@pytest.mark.parametrize("which", [shell, lambda _: fetching()], ids=["shell", "url"])
+@pytest.mark.parametrize(
+    "which", [shell, pytest.param(lambda _: fetching(), marks=pytest.mark.whole)], ids=["shell", "url"]
+)
 def test_models_and_pipelines_run_no_commands(spark: Any, tmp_path: Path, which: Any) -> None:
     path = naming(tmp_path, which(tmp_path))
     with pytest.raises(ConfigError, match="a saved model may name; it was not imported"):
@@ -80,7 +82,6 @@ def test_the_users_own_modules_are_named_by_the_user(spark: Any, tmp_path: Path)
         TorchModel.load(alone, trust=[Own]),
         TorchModel.load(alone, trust="test_ml_trust"),
         TorchModel.read().option("trust", "other, test_ml_trust").load(alone),
-        TorchModel.read().option("trust", [Own]).load(alone),
     ):
         assert isinstance(read.module, Own)
     read.save(str(tmp_path / "again"))  # what was read can be written without more trust
