@@ -77,6 +77,7 @@ def test_forecast_is_the_sum_of_its_components():
     assert torch.allclose(components.sum(1), model(series))
 
 
+@pytest.mark.whole
 def test_interpretable_model_tells_trend_from_season():
     torch.manual_seed(0)
     model = InterpretableNBeats(STEPS, HORIZON, blocks=2, trend_width=32, seasonality_width=64)

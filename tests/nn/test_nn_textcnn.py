@@ -33,6 +33,7 @@ def test_can_be_trained_and_shipped():
     assert not model.embed.weight[0].any()
 
 
+@pytest.mark.whole
 def test_learns_to_find_a_phrase():
     """Half of the texts hold the tokens 2 3 4 in this order, all hold them in another."""
     torch.manual_seed(0)
