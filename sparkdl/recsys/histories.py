@@ -63,7 +63,8 @@ def with_history(
             code="data-type",
         )
     check_no_nulls(df, owner, user, time)
-    ordered = Window.partitionBy(quoted(user)).orderBy(*time_order(user, item, time, seed))
+    order = time_order(df, user, item, time, seed)
+    ordered = Window.partitionBy(quoted(user)).orderBy(*order)
     before = F.collect_list(quoted(item).cast("bigint"))
     if field.nullable:  # how many items came before numbers them, without those that are null
         number = F.count(quoted(item)).over(ordered.rowsBetween(Window.unboundedPreceding, -1))
@@ -72,7 +73,7 @@ def with_history(
         with_items = numbered.withColumn(_ITEMS, before.over(of_items)).drop(_COUNT)
     else:
         with_items = df.withColumn(_ITEMS, before.over(ordered.rowsBetween(-size, -1)))
-    together = Window.partitionBy(quoted(user), quoted(time)).orderBy(*time_order(user, item, time, seed))
+    together = Window.partitionBy(quoted(user), quoted(time)).orderBy(*order)
     padding = F.array_repeat(F.lit(0).cast("bigint"), size)
     filled = F.slice(F.concat(F.col(_ITEMS), padding), 1, size)
     described = filled.alias(output, metadata=tensor_metadata((size,), "int64"))

@@ -17,13 +17,25 @@ from sparkdl.recsys.checks import check_columns, check_integer, check_no_nulls, 
 _ACCURACY = 1_000_000
 
 
-def time_order(user: str, item: str, time: str, seed: int) -> list[Column]:
+def time_order(df: DataFrame, user: str, item: str, time: str, seed: int) -> list[Column]:
     """Return an order of a user's events by time; a hash decides between events of one moment.
 
-    An order by item would not be fair: often, low ids are the better known items.
+    An order by item would not be fair: often, low ids are the better known items. Events of one moment and
+    item follow each other by their other columns, and not as they come: each job that reads them may get them
+    in another order, and two parts of a split are read by two jobs.
     """
     tie = F.xxhash64(quoted(user), quoted(item), F.lit(seed).cast("bigint"))
-    return [quoted(time).asc(), tie.asc(), quoted(item).asc()]
+    others = [quoted(f.name) for f in df.schema.fields if _is_hashed(f.dataType.jsonValue())]
+    return [quoted(time).asc(), tie.asc(), quoted(item).asc(), F.xxhash64(*others).asc()]
+
+
+def _is_hashed(kind: Any) -> bool:
+    """Return whether Spark has a hash of values of a type, which is given as JSON."""
+    if isinstance(kind, str):
+        return not kind.startswith(("variant", "geo"))
+    if kind["type"] == "struct":
+        return all(_is_hashed(field["type"]) for field in kind["fields"])
+    return _is_hashed(kind["elementType"]) if kind["type"] == "array" else kind["type"] != "map"
 
 
 def leave_last_out(
@@ -52,7 +64,7 @@ def leave_last_out(
     check_no_nulls(df, owner, user, time)
     of_user = Window.partitionBy(quoted(user))
     numbered = df.withColumn(
-        number, F.row_number().over(of_user.orderBy(*time_order(user, item, time, seed)))
+        number, F.row_number().over(of_user.orderBy(*time_order(df, user, item, time, seed)))
     )
     numbered = numbered.withColumn(total, F.count(F.lit(1)).over(of_user))
     held_out = (F.col(total) > last) & (F.col(number) > F.col(total) - last)

@@ -135,6 +135,21 @@ def test_the_last_events_are_held_out(spark: Any, events: Any, table: pd.DataFra
         leave_last_out(few, time="moment")
 
 
+def test_events_of_one_moment_and_item_are_split_alike_in_whatever_order_they_come(spark: Any) -> None:
+    """Both parts are read by jobs of their own: an event would be in both of them, or in none."""
+    rows = [(1, 1, 1), (1, 2, 5), (1, 2, 5), (1, 2, 5), (2, 4, 5), (2, 4, 5), (2, 4, 6)]
+    given = [(*row, n, {"n": n}, [(n, {1: n})], [float(n)]) for n, row in enumerate(rows)]
+    names = "number int, m map<string,int>, s array<struct<a:int,b:map<int,int>>>, v array<float>"
+    schema = f"user int, item int, time int, {names}"
+    orders = [spark.createDataFrame(rows, schema).coalesce(1) for rows in (given, given[::-1])]
+    found = [[{row.number for row in part.collect()} for part in leave_last_out(df)] for df in orders]
+    assert found[0] == found[1]
+    assert [len(part) for part in found[0]] == [5, 2]
+    assert found[0][0] | found[0][1] == set(range(7))
+    lengths = [{row.number: row.length for row in with_history(df, 3).collect()} for df in orders]
+    assert lengths[0] == lengths[1]
+
+
 def test_events_of_one_moment_stay_together(spark: Any) -> None:
     times = [*[1] * 8, 2, 3]
     df = spark.createDataFrame([(time,) for time in times], "time int")
