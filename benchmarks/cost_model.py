@@ -2,7 +2,7 @@
 
     python benchmarks/cost_model.py --scale scale.json --carrier carrier.json --json model.json
 
-The model itself is ``sparkdl/train/planning/costs.py``, which ``sparkdl plan`` uses, too.
+What an exchange costs is ``sparkdl/train/planning/costs.py``, which ``sparkdl plan`` uses, too.
 
 The **driver's** part is fitted to the rows of scale.py: processor time of its JVM and its Python is a sum
 over jobs, tasks, steps, and reports (one of each rank in each step), by relative error, with no negative
@@ -35,9 +35,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -45,11 +46,40 @@ import keeping
 import numpy as np
 from sync import MODELS, least_squares, table
 
-from sparkdl.train.planning.costs import Carrier, Driver, Surroundings, from_peers, sync_seconds
+from sparkdl.allreduce.plan import steps_of_group
+from sparkdl.allreduce.plans.sharded import group_seconds
+from sparkdl.train.planning import costs
+from sparkdl.train.planning.costs import exchange_seconds, moves
 
 EXECUTORS = (8, 16, 32, 64, 128, 256, 512, 1024)
 TERMS = ("job", "task", "step", "report")
 _FLOAT = 4
+_KEPT = 3  # weights, and two vectors of Adam's, of a shard
+
+
+@dataclass(frozen=True, slots=True)
+class Driver(costs.Driver):
+    """The driver's part, as it was fitted."""
+
+    error: float = 0.0  # the largest relative error of the fit
+    executors: int = 0  # the most executors that were measured
+
+
+@dataclass(frozen=True, slots=True)
+class Carrier(costs.Carrier):
+    """The exchange's part."""
+
+    measured: bool = False  # whether that was measured, or is assumed
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings(costs.Surroundings):
+    """Everything around driver and exchange."""
+
+    compute: float = 2.0  # seconds of forward and backward
+    group: float | None = None  # seconds of a group; ``None`` for what the sharded plan wants
+    update: float = 0.35e-9  # seconds per byte of weights that Adam updates (7 ms for 5 million)
+    persist: float = 10e-9  # seconds per byte that Spark keeps at a group's end (10 ms per MB)
 
 
 def fit_driver(rows: Sequence[Mapping[str, Any]], transport: str) -> Driver | None:
@@ -94,9 +124,42 @@ def fit_carrier(rows: Sequence[Mapping[str, Any]]) -> Carrier:
     return Carrier(**{name: found.get(name, 0.0) for name in sizes}, measured=True)
 
 
+def sync_seconds(
+    nbytes: int, ranks: int, transport: str, driver: Driver, carrier: Carrier, around: Surroundings
+) -> tuple[float, float]:
+    """Return the seconds of a step's sync with the sharded plan, and those of the driver among them."""
+    does = moves("sharded", nbytes, ranks)
+    own = around.update * nbytes / ranks + around.copy * nbytes
+    exchange = exchange_seconds(does, transport, carrier, around)
+    each = around.compute + own + exchange
+    # A group's fixed cost is shared by its steps; those of shuffles cost a stage each, and one more.
+    persist = around.persist * _KEPT * nbytes / ranks
+    fixed = 0.0 if around.group else persist + driver.seconds(ranks, 0, 1)
+    steps = steps_of_group(around.group or group_seconds(nbytes), each, fixed)
+    stages = 1 if transport == "direct" else 2 * steps + 1
+    scheduling = driver.seconds(ranks, steps, stages) / steps
+    own += persist / steps
+    return own + exchange + scheduling, scheduling
+
+
+def from_peers(nbytes: int, carrier: Carrier, around: Surroundings) -> dict[str, int]:
+    """Return from how many peers an all-to-all exchange's messages count."""
+    byte = max(carrier.byte, around.sent(math.inf))
+    each = carrier.message + around.packing
+    of_bytes = 0.1 * nbytes * byte / each + 1
+    of_compute = 0.01 * around.compute / (2 * each) + 1
+    return {
+        "messages_are_10_percent_of_bytes": math.ceil(of_bytes),
+        "messages_are_1_percent_of_compute": math.ceil(of_compute),
+        "something_else_pays": math.ceil(max(of_bytes, of_compute)),
+    }
+
+
 def surroundings(args: argparse.Namespace, gigabits: float) -> Surroundings:
     """Return what the options say."""
-    return Surroundings(args.compute, args.group, gigabits / 8 * 1e9, packing=args.packing / 1e6)
+    return Surroundings(
+        gigabits / 8 * 1e9, packing=args.packing / 1e6, compute=args.compute, group=args.group
+    )
 
 
 def foretell(drivers: Mapping[str, Driver], carrier: Carrier, args: argparse.Namespace) -> list[keeping.Row]:

@@ -92,19 +92,15 @@ def bytes_per_second(rate: str) -> float:
     return int(rate.removesuffix(unit)) * _BITS[unit] / 8
 
 
-def around(args: argparse.Namespace, rate: str) -> costs.Surroundings:
-    """Return what the cost model is told; plain SGD updates at the speed at which it copies."""
-    plain = costs.Surroundings()
-    return costs.Surroundings(args.compute, network=bytes_per_second(rate), update=plain.copy)
-
-
 def foretold(
     args: argparse.Namespace, numel: int, count: int, rate: str, plain: float | None = None
 ) -> float:
     """Return the seconds of a step that the cost model says; with what plain sockets take for its bytes."""
-    driver, known = costs.Driver(), around(args, rate)
+    driver, known = costs.Driver(), costs.Surroundings(network=bytes_per_second(rate))
     does = costs.moves("sharded", 4 * numel, count)
-    sync = costs.exchange_seconds(does, "direct", costs.Carrier(), known) + costs.update_seconds(does, known)
+    # Plain SGD updates a shard at the speed at which all weights are copied.
+    own = known.copy * 4 * numel * (1 + 1 / count)
+    sync = costs.exchange_seconds(does, "direct", costs.Carrier(), known) + own
     if plain is not None:
         sync += plain - does.nbytes * known.sent(count)
     return args.compute + sync + driver.step + count * driver.report

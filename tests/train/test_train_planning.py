@@ -242,7 +242,6 @@ def test_two_tasks_beside_each_other_are_recommended_where_they_are_faster() -> 
 def test_the_cost_model_moves_what_the_plans_move() -> None:
     assert moves("replicated", 100, 4).nbytes == 300
     assert moves("sharded", 100, 4).nbytes == 150
-    assert moves("sharded", 100, 4).updated == 25
     assert moves("replicated", 100, 1).nbytes == moves("sharded", 100, 1).nbytes == 0
 
 
@@ -422,7 +421,7 @@ def test_a_process_sees_its_own_memory() -> None:
     before = look(reset=True)
     assert before.python_bytes > 50 * MB
     del block
-    assert look(reset=True).nbytes > 0
+    assert look(reset=True).python_bytes > 0
     assert before.cores >= 1
 
 
@@ -454,7 +453,6 @@ def test_an_executor_is_its_jvm_and_the_python_processes_below_it(
     found = look(reset=True)
     assert (found.jvm, found.jvm_bytes) == (jvm, 300 << 10)
     assert found.python_bytes == (25 + 55 + 45) << 10
-    assert found.nbytes == (300 + 125) << 10
     cleared = {int(path.parent.name): path.read_text() for path in tmp_path.glob("[0-9]*/clear_refs")}
     assert cleared == dict.fromkeys((own, daemon, other), "5")  # which proc(5) gives for the peak
 

@@ -1,7 +1,8 @@
 """The one cost model: how the time of a step's sync grows with ranks, bytes and messages.
 
 The numbers are those of a machine with two cores, and assumptions where nothing was measured. A rehearsal
-takes from here how a cost *grows*, and measures how large it is. ``benchmarks/cost_model.py`` fits them.
+takes from here how a cost *grows*, and measures how large it is. ``benchmarks/cost_model.py`` fits
+them.
 """
 
 from __future__ import annotations
@@ -10,11 +11,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from sparkdl.allreduce.plan import steps_of_group
-from sparkdl.allreduce.plans.sharded import group_seconds
-
 Kind = Literal["replicated", "sharded", "driver"]
-_KEPT = 3  # weights, and two vectors of Adam's, of a shard
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +22,6 @@ class Driver:
     task: float = 3e-3  # of a task
     step: float = 0.2e-3  # of a step
     report: float = 20e-6  # of a rank's report of a step
-    error: float = 0.0  # the largest relative error of the fit
-    executors: int = 0  # the most executors that were measured
 
     def seconds(self, ranks: int, steps: int, stages: int) -> float:
         """Return the seconds of a group."""
@@ -40,20 +35,15 @@ class Carrier:
     message: float = 40e-6  # processor seconds of sending one message and receiving one
     exchange: float = 60e-6  # processor seconds of an exchange besides
     byte: float = 0.6e-9  # processor seconds of sending a byte and receiving one
-    measured: bool = False  # whether that was measured, or is assumed
 
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """Everything around driver and exchange."""
+    """What lies around an exchange."""
 
-    compute: float = 2.0  # seconds of forward and backward
-    group: float | None = None  # seconds of a group; ``None`` for what the sharded plan wants
     network: float = 1.25e9  # bytes per second of each machine, in each direction
     latency: float = 100e-6  # seconds that a message is on its way
-    update: float = 0.35e-9  # seconds per byte of weights that Adam updates (7 ms for 5 million)
     copy: float = 0.15e-9  # seconds per byte of weights that are copied into the module
-    persist: float = 10e-9  # seconds per byte that Spark keeps at a group's end (10 ms per MB)
     shuffled: float = 3.2e-9  # seconds per byte that a task sends and receives by shuffles
     packing: float = 50e-6  # processor seconds of packing a message and of reading one
 
@@ -76,16 +66,14 @@ class Moves:
     messages: int  # messages that it sends
     nbytes: float  # bytes that it sends
     summed: float  # bytes of gradients that it adds up
-    updated: float  # bytes of weights that it updates
-    copied: float  # bytes of weights that it copies into its module
 
 
 def moves(kind: Kind, nbytes: int, ranks: int) -> Moves:
     """Return what a rank does, of so many ranks."""
     if kind == "replicated":
-        return Moves(ranks, 1, ranks - 1, nbytes * (ranks - 1.0), nbytes * ranks, nbytes, 0.0)
+        return Moves(ranks, 1, ranks - 1, nbytes * (ranks - 1.0), nbytes * ranks)
     away = 1 - 1 / ranks
-    return Moves(ranks, 2, 2 * (ranks - 1), 2 * nbytes * away, nbytes, nbytes / ranks, nbytes)
+    return Moves(ranks, 2, 2 * (ranks - 1), 2 * nbytes * away, nbytes)
 
 
 def exchange_seconds(does: Moves, transport: str, carrier: Carrier, around: Surroundings) -> float:
@@ -95,46 +83,6 @@ def exchange_seconds(does: Moves, transport: str, carrier: Carrier, around: Surr
     byte = max(carrier.byte, around.sent(does.ranks))
     each = carrier.message + around.packing
     return does.exchanges * (carrier.exchange + around.latency) + does.messages * each + does.nbytes * byte
-
-
-def update_seconds(does: Moves, around: Surroundings) -> float:
-    """Return the seconds in which a rank updates and copies weights."""
-    return around.update * does.updated + around.copy * does.copied
-
-
-def stages_of(transport: str, steps: int) -> int:
-    """Return the stages of a group of so many steps of the sharded plan."""
-    return 1 if transport == "direct" else 2 * steps + 1
-
-
-def sync_seconds(
-    nbytes: int, ranks: int, transport: str, driver: Driver, carrier: Carrier, around: Surroundings
-) -> tuple[float, float]:
-    """Return the seconds of a step's sync with the sharded plan, and those of the driver among them."""
-    does = moves("sharded", nbytes, ranks)
-    own = update_seconds(does, around)
-    exchange = exchange_seconds(does, transport, carrier, around)
-    each = around.compute + own + exchange
-    # A group's fixed cost is shared by its steps; those of shuffles cost a stage each, and one more.
-    persist = around.persist * _KEPT * nbytes / ranks
-    fixed = 0.0 if around.group else persist + driver.seconds(ranks, 0, 1)
-    steps = steps_of_group(around.group or group_seconds(nbytes), each, fixed)
-    scheduling = driver.seconds(ranks, steps, stages_of(transport, steps)) / steps
-    own += persist / steps
-    return own + exchange + scheduling, scheduling
-
-
-def from_peers(nbytes: int, carrier: Carrier, around: Surroundings) -> dict[str, int]:
-    """Return from how many peers an all-to-all exchange's messages count."""
-    byte = max(carrier.byte, around.sent(math.inf))
-    each = carrier.message + around.packing
-    of_bytes = 0.1 * nbytes * byte / each + 1
-    of_compute = 0.01 * around.compute / (2 * each) + 1
-    return {
-        "messages_are_10_percent_of_bytes": math.ceil(of_bytes),
-        "messages_are_1_percent_of_compute": math.ceil(of_compute),
-        "something_else_pays": math.ceil(max(of_bytes, of_compute)),
-    }
 
 
 def worth(before: float, after: float, executors: int, more: int) -> bool:

@@ -34,11 +34,6 @@ class Executor:
     jvm_bytes: int  # memory of that process
     python_bytes: int  # largest memory of its Python processes since the last reset, added up
 
-    @property
-    def nbytes(self) -> int:
-        """Memory of all of its processes."""
-        return self.jvm_bytes + self.python_bytes
-
 
 @dataclass(frozen=True, slots=True)
 class Look:
