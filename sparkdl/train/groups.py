@@ -58,14 +58,6 @@ class Epochs:
         first, end = self.since.slots(self._total, steps, state.step)
         return end - first
 
-    def begin(self) -> None:
-        """Begin an epoch that visits all rows."""
-        self.since = FROM_THE_BEGINNING
-
-    def go_on(self, since: Since) -> None:
-        """Go on with an epoch that has its number of iterations from some place on."""
-        self.since = since
-
     def may_move(self, state: TrainState) -> bool:
         """Return whether rows can move now: those that were not dealt can between two epochs only."""
         return self.store.is_dealt or not state.step

@@ -147,6 +147,7 @@ class History(Sequence[dict[str, Any]]):
 
     def to_arrays(self) -> dict[str, NDArray[Any]]:
         """Return all columns as arrays, by the names that :meth:`column` takes."""
+        # np.array copies: a view of a column would keep it from growing.
         return {name: np.array(column) for name, column in self._columns().items()}
 
     @classmethod
@@ -233,11 +234,9 @@ class History(Sequence[dict[str, Any]]):
 
         The validations are another table: ``pandas.DataFrame(history.validations)``.
         """
-        import numpy as np
         import pandas as pd
 
-        # np.array copies: a view of a column would keep it from growing.
-        return pd.DataFrame({name: np.array(column) for name, column in self._columns().items()})
+        return pd.DataFrame(self.to_arrays())
 
     def to_jsonl(self, path: str | Path) -> None:
         """Write one JSON object per line: iterations and validations in the order of their iteration.

@@ -14,7 +14,7 @@ from sparkdl.allreduce.outcome import Outcome, within
 from sparkdl.allreduce.shard_files import WriteShard
 from sparkdl.allreduce.shard_states import Snapshot
 from sparkdl.allreduce.state import ModelState
-from sparkdl.data.streams import Since
+from sparkdl.data.streams import FROM_THE_BEGINNING, Since
 from sparkdl.exceptions import DataError, TaskError
 from sparkdl.keyed.entries import Entries
 from sparkdl.saved.identity import Identity
@@ -130,7 +130,7 @@ class Loop:
         run.batch_size, run.learning_rate_scale = point.batch_size, point.learning_rate_scale
         if state.step:
             run.steps = point.steps
-            self._epochs.go_on(Since(point.first, point.slot))
+            self._epochs.since = Since(point.first, point.slot)
         self._go_on_from(point)
         self._resumed = point
 
@@ -251,7 +251,7 @@ class Loop:
 
     def _begin_epoch(self) -> None:
         """Begin an epoch that visits all rows."""
-        self._epochs.begin()
+        self._epochs.since = FROM_THE_BEGINNING
         self.run.steps = self._epochs.steps(self._forecast.rows(self.run.state.epoch))
 
     def _resize_if_due(self) -> None:

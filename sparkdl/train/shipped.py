@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from sparkdl.access.base import Access, Published
@@ -38,7 +38,6 @@ class Shipped:
     cluster: Cluster  # what the engine asks of Spark
     weights: Weights  # the first weights
     release_model: Callable[[], None]  # deletes the model that there is at the end
-    cleanups: list[Callable[[], None]] = field(default_factory=list)  # what else is called at the end
 
     @contextmanager
     def evaluator(self, config: TrainConfig) -> Iterator[Evaluator]:
@@ -101,8 +100,6 @@ def shipped(access: Access, store: PartitionStore, spec: FitSpec) -> Iterator[Sh
             with unless_under_way(under_way, "The run's data on the executors could not be deleted"):
                 if ship is not None:
                     ship.release_model()
-                    for clean_up in ship.cleanups:
-                        clean_up()
                 sent.release()
 
 

@@ -33,50 +33,36 @@ def advice(
 
     ``parts`` and ``layers`` are seconds by what takes them; with one rank, nobody exchanges.
     """
+    several = ranks > 1
+    scheduling = (
+        "Set a larger iterations_per_job or batch_size, and let hooks look at the weights less often: a "
+        "Spark job ends where one does."
+    )
+    if exchange == "driver":
+        scheduling = (
+            "Start the session with sparkdl.session.builder(), so that one Spark job runs many steps."
+        )
+    update = "Set a larger batch_size, so that an epoch has fewer updates."
+    if several and exchange != "sharded":
+        update = "Set exchange='sharded': each executor then updates a part of the weights."
+    remedies = {
+        "rows": "Do the work of transform= and collate= once, before you make the Dataset, and store smaller "
+        "dtypes such as uint8 or float32.",
+        "forward and backward": f"{_largest(layers)}{_faster(config)}",
+        "weights and gradient": "Set a larger batch_size, so that weights and gradient are copied less often "
+        "in an epoch.",
+        "update": update,
+        "waiting for the slowest rank": "Give each executor cores that no other program uses. If some "
+        "machines are slower than others, set drop_stragglers, which leaves late rows out.",
+        "exchange": _less_exchange(config, exchange, transport),
+        "scheduling": scheduling,
+    }
     whole = sum(parts.values()) or 1.0
-    found: list[str] = []
-    for name in sorted(parts, key=lambda part: -parts[part]):
-        share = parts[name] / whole
-        if share >= _MUCH and name in _TAKES and (ranks > 1 or name not in _OF_SEVERAL):
-            takes = f"{_TAKES[name]} {share:.0%} of a step."
-            found.append(f"{takes} {_of(name, layers, config, exchange, transport, ranks)}")
-    return found
-
-
-def _of(
-    name: str,
-    layers: Sequence[Mapping[str, Any]],
-    config: TrainConfig,
-    exchange: str,
-    transport: str,
-    ranks: int,
-) -> str:
-    if name == "forward and backward":
-        return f"{_largest(layers)}{_faster(config)}"
-    if name == "exchange":
-        return _less_exchange(config, exchange, transport)
-    if name == "scheduling":
-        if exchange == "driver":
-            return "Start the session with sparkdl.session.builder(), so that one Spark job runs many steps."
-        return (
-            "Set a larger iterations_per_job or batch_size, and let hooks look at the weights less often: a "
-            "Spark job ends where one does."
-        )
-    if name == "rows":
-        return (
-            "Do the work of transform= and collate= once, before you make the Dataset, and store smaller "
-            "dtypes such as uint8 or float32."
-        )
-    if name == "update":
-        if ranks > 1 and exchange != "sharded":
-            return "Set exchange='sharded': each executor then updates a part of the weights."
-        return "Set a larger batch_size, so that an epoch has fewer updates."
-    if name == "waiting for the slowest rank":
-        return (
-            "Give each executor cores that no other program uses. If some machines are slower than others, "
-            "set drop_stragglers, which leaves late rows out."
-        )
-    return "Set a larger batch_size, so that weights and gradient are copied less often in an epoch."
+    return [
+        f"{_TAKES[name]} {parts[name] / whole:.0%} of a step. {remedies[name]}"
+        for name in sorted(parts, key=lambda part: -parts[part])
+        if parts[name] / whole >= _MUCH and name in _TAKES and (several or name not in _OF_SEVERAL)
+    ]
 
 
 def _largest(layers: Sequence[Mapping[str, Any]]) -> str:

@@ -8,11 +8,12 @@ from typing import Any
 from sparkdl.data.columns import ColumnLike, Columns
 from sparkdl.data.dataset import Dataset
 from sparkdl.exceptions import ConfigError
+from sparkdl.train.hooks.of_run import none_of_every_run
 from sparkdl.train.options.checks import integer_option
 from sparkdl.train.planning.cluster_plan import ClusterPlan, make_plan
 from sparkdl.train.planning.costs import Kind
 from sparkdl.train.planning.model import StepModel
-from sparkdl.train.planning.rehearsal import Trains, rehearse
+from sparkdl.train.planning.rehearsal import Stage, Trains
 
 
 def plan(
@@ -76,9 +77,9 @@ def plan_of(
     price: float,
     gigabits: float,
     *,
-    seconds: float = 4.0,
+    seconds: float,
     compare: bool = True,
-    tell: Callable[[str], None] = lambda doing: None,
+    tell: Callable[[str], None],
 ) -> ClusterPlan:
     """Return the plan of a fit of a Dataset; see :func:`plan`."""
     config, wanted = trainer.config, trainer._recipe.wanted()
@@ -89,9 +90,8 @@ def plan_of(
         except ConfigError:  # shards would be too large for so few
             continue
         kinds[count] = kind if kind != "auto" else "replicated"
-    found = rehearse(
-        trainer, data, wanted, kinds=set(kinds.values()), seconds=seconds, compare=compare, tell=tell
-    )
+    with none_of_every_run():
+        found = Stage(trainer, data, wanted, seconds, tell).rehearse(compare, set(kinds.values()))
     if rows is None:
         tell("counting the rows")
         rows = len(data)

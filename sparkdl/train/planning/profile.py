@@ -47,12 +47,7 @@ class TaskSeconds(Hook):
 
 
 def profile_of(
-    trainer: Trains,
-    data: Dataset,
-    trace: str,
-    *,
-    seconds: float = 4.0,
-    tell: Callable[[str], None] = lambda doing: None,
+    trainer: Trains, data: Dataset, trace: str, *, seconds: float, tell: Callable[[str], None]
 ) -> dict[str, Any]:
     """Train for some steps on a sample, and say for JSON where their time goes.
 

@@ -20,7 +20,6 @@ from sparkdl.data.dataset import Dataset
 from sparkdl.exceptions import ConfigError, TaskError
 from sparkdl.train.history import History
 from sparkdl.train.hooks.base import Hook
-from sparkdl.train.hooks.of_run import none_of_every_run
 from sparkdl.train.leaving import ErrorsCarryResult
 from sparkdl.train.options.config import TrainConfig
 from sparkdl.train.options.triggers import MaxIteration
@@ -60,28 +59,12 @@ class Trains(Protocol):
         """Make a Dataset of what a fit would be given, for as long as the block runs."""
 
 
-def rehearse(
-    trainer: Trains,
-    data: Dataset,
-    wanted: Wanted,
-    *,
-    kinds: Collection[Kind] = (),
-    seconds: float = 4.0,
-    compare: bool = True,
-    tell: Callable[[str], None] = lambda doing: None,
-) -> Rehearsal:
-    """Run short fits on samples of a Dataset, and return what they have taken.
+@dataclass(slots=True)
+class Stage:
+    """Short fits on samples of a Dataset.
 
     Hooks, validation and schedule are left out: they are not part of a step, and hooks may write files.
     """
-    stage = Stage(trainer, data, wanted, seconds, tell)
-    with none_of_every_run():
-        return stage.rehearse(compare, kinds)
-
-
-@dataclass(slots=True)
-class Stage:
-    """Fits on samples of a Dataset; see :func:`rehearse`."""
 
     trainer: Trains
     data: Dataset
@@ -93,8 +76,8 @@ class Stage:
     _state_bytes: int = 0
     _host_cores: int = 0
 
-    def rehearse(self, compare: bool, kinds: Collection[Kind] = ()) -> Rehearsal:
-        """Return what the fits have taken; see :func:`rehearse`."""
+    def rehearse(self, compare: bool, kinds: Collection[Kind]) -> Rehearsal:
+        """Return what the fits of a plan have taken; ``compare`` is for all exchanges and transports."""
         access, batch = self.data.access, self.trainer.config.batch_size
         there = access.executors()
         most = there.count if there.count > 1 else min(2, there.tasks)
