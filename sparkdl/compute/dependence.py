@@ -12,7 +12,7 @@ from sparkdl.nn.embedding import embedding_variables
 from sparkdl.nn.flat import FlatModule
 from sparkdl.nn.gradient import forward_backward
 from sparkdl.nn.lightning import to_train
-from sparkdl.nn.numerics import RandomState, make_replica
+from sparkdl.nn.numerics import RandomState, Replica
 from sparkdl.nn.objective import Objective, parts_of
 
 _EVERY = 16
@@ -33,7 +33,7 @@ def check_attributes(
     """Check that attributes that forward passes have changed do not change loss and gradient."""
 
     def make(like: FitSpec) -> FlatModule:
-        replica = make_replica(to_train(like.module), spec.layout, spec.numerics, used.device)
+        replica = Replica(to_train(like.module), spec.layout, spec.numerics, used.device)
         replica.set_frozen(frozen)
         return replica
 

@@ -31,7 +31,7 @@ from sparkdl.nn import serialize
 from sparkdl.nn.batch import Batch
 from sparkdl.nn.flat import FlatModule
 from sparkdl.nn.lightning import to_train
-from sparkdl.nn.numerics import device_of_task, make_replica
+from sparkdl.nn.numerics import Replica, device_of_task
 from sparkdl.wire import buffers
 from sparkdl.wire.private import local_folders
 
@@ -78,7 +78,7 @@ class Worker:
         replica = self._replicas.get(device)
         if replica is None:
             module = self._another_spec().module if self._replicas else self.spec.module
-            replica = make_replica(to_train(module), self.spec.layout, self.spec.numerics, device)
+            replica = Replica(to_train(module), self.spec.layout, self.spec.numerics, device)
             self._replicas[device] = replica
             self._lookouts[replica] = Lookout(replica, self.spec, self._another_spec)
         return replica

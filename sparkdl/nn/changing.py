@@ -51,8 +51,8 @@ class ChangeWatch:
         self._attributes = {path: mark for path, mark, _ in self._walk()}
 
     def _tensors(self) -> dict[str, Any]:
-        trained = {name: _written(p, values=self._values) for name, p in self._trained.items()}
-        return trained | {name: _written(p, values=self._values) for name, p in self._fixed.items()}
+        both = {**self._trained, **self._fixed}
+        return {name: _written(p, values=self._values) for name, p in both.items()}
 
     def tensors(self) -> tuple[list[str], list[str]]:
         """Return the names of trained parameters, and of frozen ones, that were written to."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -24,11 +24,9 @@ IDENTITY = "_sparkdl_identity"
 _DTYPES = {torch.float32: "float32", torch.float64: "float64"}
 
 
-class RowSource(Protocol):
-    """Where the rows of a forward pass come from."""
-
-    def __call__(self, table: EmbeddingVariable, ids: Tensor) -> tuple[Tensor, Tensor]:
-        """Return for each id the number of its row, -1 without one, and the rows, shape (n, width)."""
+RowSource = Callable[["EmbeddingVariable", Tensor], tuple[Tensor, Tensor]]
+"""Where the rows of a forward pass come from: gives for each id of a table the number of its row, -1 without
+one, and the rows, shape (n, width)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from sparkdl.exceptions import ConfigError, ModelError
-from sparkdl.nn.batch import Inputs, call, map_tensors
+from sparkdl.nn.batch import Inputs, call, map_tensors, tensors_of
 from sparkdl.nn.embedding import embedding_variables
 
 Path = str | os.PathLike[str]
@@ -58,7 +58,7 @@ def to_onnx(module: nn.Module, example: Any, path: Path, *, tolerance: float = 1
         program.save(os.fspath(path))
 
     def run(rows: Inputs) -> Any:
-        arrays = [tensor.numpy() for tensor in _tensors(rows)]
+        arrays = [tensor.numpy() for tensor in tensors_of(rows)]
         return _run_onnx(path, lambda names: dict(zip(names, arrays, strict=True)))
 
     _compare(module, inputs, run, "ONNX", tolerance)
@@ -164,18 +164,12 @@ def _example(example: Any) -> Inputs:
         inputs = tuple(convert(value) for value in example)
     else:
         inputs = convert(example)
-    shapes = [tuple(tensor.shape) for tensor in _tensors(inputs)]
+    shapes = [tuple(tensor.shape) for tensor in tensors_of(inputs)]
     if not shapes or any(not shape or shape[0] < 2 or shape[0] != shapes[0][0] for shape in shapes):
         raise ConfigError(
             f"example: expected tensors of the same number of rows, at least two, got shapes {shapes}"
         )
     return inputs
-
-
-def _tensors(tree: Any) -> list[Tensor]:
-    found: list[Tensor] = []
-    map_tensors(tree, lambda tensor: found.append(tensor) or tensor)  # type: ignore[func-returns-value]
-    return found
 
 
 def _arguments(inputs: Inputs) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
@@ -204,9 +198,9 @@ def _compare(
     """Run module and copy on the example, and on more rows than it has."""
     for rows in (inputs, map_tensors(inputs, lambda tensor: torch.cat([tensor, tensor[:1]]))):
         with torch.no_grad():
-            expected = _tensors(call(module, rows))
+            expected = tensors_of(call(module, rows))
         with _failing_as(module, name), torch.no_grad():
-            found = _tensors(run(rows))
+            found = tensors_of(run(rows))
         _compare_outputs(expected, found, name, tolerance)
 
 

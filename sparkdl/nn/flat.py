@@ -18,7 +18,7 @@ from torch import nn
 from sparkdl.exceptions import ModelError
 from sparkdl.nn.batch import Batch
 from sparkdl.nn.module_buffers import BufferVector, SparseBuffers, carried
-from sparkdl.nn.parameters import layout_of, sparse_tables, trainable
+from sparkdl.nn.parameters import layout_of, tables_of, trainable
 from sparkdl.wire.frame import Array
 from sparkdl.wire.layout import ParamLayout, TensorPlace
 
@@ -82,7 +82,7 @@ class FlatModule:
 
     def _watch_sparse(self) -> None:
         """Record the rows of sparse gradients; only embeddings built for them are watched."""
-        for index in sparse_tables(self.module):
+        for index in tables_of(self.module, sparse=True):
             weight = self._tensors[index]
             weight.register_hook(self._watcher(index, len(weight)))  # type: ignore[no-untyped-call]
 

@@ -14,21 +14,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sparkdl.exceptions import ModelError
-from sparkdl.nn.batch import Batch, Inputs, call, map_tensors
+from sparkdl.nn.batch import Batch, map_tensors
 from sparkdl.nn.flat import FlatModule
-from sparkdl.nn.objective import Evaluated, Loss, Objective, mean_loss
-
-__all__ = [
-    "Batch",
-    "BatchLoss",
-    "Gradient",
-    "Inputs",
-    "Loss",
-    "call",
-    "evaluate",
-    "forward_backward",
-    "mean_loss",
-]
+from sparkdl.nn.objective import Evaluated, Objective
 
 
 @dataclass(frozen=True, slots=True)

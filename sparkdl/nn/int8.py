@@ -20,7 +20,33 @@ _MIDDLE = 128  # oneDNN's convolutions take unsigned inputs: this stands for 0
 _LEAST_CHANNELS = 4  # of a group; with fewer, as of images, rounding costs more than it saves
 
 
-class Int8Linear(nn.Module):
+class _Rounded(nn.Module):
+    """Weights of 8 bits (``values``), their factor for each output (``scale``), and the bias."""
+
+    values: Tensor
+    scale: Tensor
+    bias: Tensor | None
+
+    def __init__(self, layer: nn.Linear | nn.Conv2d) -> None:
+        super().__init__()
+        weight = layer.weight.detach().float()
+        scale = weight.abs().flatten(1).amax(1).clamp_min(_TINY) / _LARGEST
+        self.register_buffer("values", (weight / _beside(scale, weight)).round().to(torch.int8))
+        self.register_buffer("scale", scale)
+        self.register_buffer("bias", None if layer.bias is None else layer.bias.detach().float())
+
+    @property
+    def weight(self) -> Tensor:
+        """The weights as floats, for code that does not call the layer but reads them."""
+        return self.values.float() * _beside(self.scale, self.values)
+
+
+def _beside(scale: Tensor, weight: Tensor) -> Tensor:
+    """Return a number for each output in a shape that goes with that of the weights."""
+    return scale.view(-1, *[1] * (weight.dim() - 1))
+
+
+class Int8Linear(_Rounded):
     """A linear layer with 8-bit weights, for inference on the CPU.
 
     Shapes:
@@ -30,28 +56,11 @@ class Int8Linear(nn.Module):
     Attributes:
         in_features: size of the input.
         out_features: size of the output.
-        values: rounded weights, int8 of shape (out_features, in_features).
-        scale: by which they are multiplied, shape (out_features,).
-        bias: as in the original, or ``None``.
     """
 
-    values: Tensor
-    scale: Tensor
-    bias: Tensor | None
-
     def __init__(self, linear: nn.Linear) -> None:
-        super().__init__()
+        super().__init__(linear)
         self.in_features, self.out_features = linear.in_features, linear.out_features
-        weight = linear.weight.detach().float()
-        scale = weight.abs().amax(1).clamp_min(_TINY) / _LARGEST
-        self.register_buffer("values", (weight / scale[:, None]).round().to(torch.int8))
-        self.register_buffer("scale", scale)
-        self.register_buffer("bias", None if linear.bias is None else linear.bias.detach().float())
-
-    @property
-    def weight(self) -> Tensor:
-        """The weights as floats, for code that does not call the layer but reads them."""
-        return self.values.float() * self.scale[:, None]
 
     def forward(self, x: Tensor) -> Tensor:
         """Apply the layer."""
@@ -65,7 +74,7 @@ class Int8Linear(nn.Module):
         return result.to(x.dtype).reshape(*x.shape[:-1], self.out_features)
 
 
-class Int8Conv2d(nn.Module):
+class Int8Conv2d(_Rounded):
     """A convolution with 8-bit weights, for inference on the CPU.
 
     It multiplies integers with oneDNN on processors with VNNI instructions. Others could overflow, so there
@@ -77,40 +86,21 @@ class Int8Conv2d(nn.Module):
     Shapes:
         input: (rows, in_channels, height, width), floating point.
         output: (rows, out_channels, ...), same dtype.
-
-    Attributes:
-        values: rounded weights, int8, shaped as those of the layer.
-        scale: by which they are multiplied, shape (out_channels,).
-        bias: as in the original, or ``None``.
     """
 
-    values: Tensor
-    scale: Tensor
-    bias: Tensor | None
-
     def __init__(self, conv: nn.Conv2d) -> None:
-        super().__init__()
+        super().__init__(conv)
         self._geometry: tuple[Any, ...] = (
             list(conv.stride),
             list(conv.padding),
             list(conv.dilation),
             conv.groups,
         )
-        weight = conv.weight.detach().float()
-        scale = weight.abs().amax((1, 2, 3)).clamp_min(_TINY) / _LARGEST
-        self.register_buffer("values", (weight / scale[:, None, None, None]).round().to(torch.int8))
-        self.register_buffer("scale", scale)
-        self.register_buffer("bias", None if conv.bias is None else conv.bias.detach().float())
         self._packed: Tensor | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out the packed weights: they can be neither pickled nor copied."""
         return {**self.__dict__, "_packed": None}
-
-    @property
-    def weight(self) -> Tensor:
-        """The weights as floats, for code that does not call the layer but reads them."""
-        return self.values.float() * self.scale[:, None, None, None]
 
     def forward(self, x: Tensor) -> Tensor:
         """Apply the layer."""

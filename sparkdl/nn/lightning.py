@@ -144,9 +144,6 @@ class LightningObjective(Objective):
 
         return explain_step(module, batch, step, error, f"a step of {type(module).__name__}")
 
-    def to(self, device: Any) -> None:
-        """Do nothing: the step belongs to the module."""
-
 
 def _base(module: nn.Module) -> type | None:
     """Return the class LightningModule that the module is of; unloaded libraries stay unloaded."""

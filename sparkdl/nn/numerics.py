@@ -88,10 +88,14 @@ def _check_compile(options: Any) -> None:
 
 
 class Replica(FlatModule):
-    """A flat module that computes as the numerics say."""
+    """A flat module that computes as the numerics say; the module becomes part of it."""
 
     def __init__(
-        self, module: nn.Module, layout: ParamLayout, numerics: Numerics, device: torch.device | str
+        self,
+        module: nn.Module,
+        layout: ParamLayout,
+        numerics: Numerics,
+        device: torch.device | str = "cpu",
     ) -> None:
         super().__init__(module, layout, device)
         if numerics.precision == "bf16" and layout.dtype != "float32":
@@ -196,13 +200,6 @@ def _warn_not_compiled(error: Exception) -> None:
         RuntimeWarning,
         stacklevel=3,
     )
-
-
-def make_replica(
-    module: nn.Module, layout: ParamLayout, numerics: Numerics, device: torch.device | str = "cpu"
-) -> FlatModule:
-    """Make a task's replica of a module; the module becomes part of it."""
-    return Replica(module, layout, numerics, device)
 
 
 def device_of_task(resources: Mapping[str, Sequence[str]]) -> str:

@@ -48,11 +48,7 @@ class Objective(ABC):
 
     @abstractmethod
     def __call__(self, module: nn.Module, batch: Batch) -> Evaluated:
-        """Return the loss of a batch, with the graph that leads to it.
-
-        Raises:
-            ModelError: if the loss is nothing that can be minimised.
-        """
+        """Return the loss of a batch, with the graph that leads to it; ModelError if it is no such loss."""
 
     @abstractmethod
     def evaluate(self, module: nn.Module, batch: Batch) -> Evaluated:
@@ -62,9 +58,11 @@ class Objective(ABC):
     def explain(self, module: nn.Module, batch: Batch, error: Exception) -> ModelError:
         """Return an error that names the layer, or the other part, that failed on the batch."""
 
-    @abstractmethod
     def to(self, device: torch.device) -> None:
         """Move the objective's own tensors, such as class weights, to a device."""
+        for part in parts_of(self).values():
+            if isinstance(part, nn.Module):
+                part.to(device)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,10 +90,6 @@ class LossObjective(Objective):
         """Say whether a layer or the loss failed."""
         return explain_failure(module, batch.inputs, call, error)
 
-    def to(self, device: torch.device) -> None:
-        """Move a loss that is a module, for its class weights."""
-        _move(self.loss, device)
-
 
 @dataclass(frozen=True, slots=True)
 class StepObjective(Objective):
@@ -119,10 +113,6 @@ class StepObjective(Objective):
     def explain(self, module: nn.Module, batch: Batch, error: Exception) -> ModelError:
         """Say whether a layer or the step's own code failed."""
         return explain_step(module, batch, self.step, error)
-
-    def to(self, device: torch.device) -> None:
-        """Move a step that is a module."""
-        _move(self.step, device)
 
 
 def explain_step(
@@ -188,15 +178,6 @@ def as_scalar(value: Any, what: str) -> float:
     )
 
 
-def mean_loss(loss: Loss, output: Any, batch: Batch) -> Tensor:
-    """Evaluate the loss on a batch as a scalar mean.
-
-    ModelError if it is neither a scalar nor one value per sample, or a scalar where samples have weights.
-    """
-    target = batch.inputs if batch.label is None else batch.label
-    return _scalar_mean(loss(output, target), batch, "the loss")
-
-
 def _scalar_mean(found: Any, batch: Batch, name: str) -> Tensor:
     if not isinstance(found, Tensor):
         raise ModelError(
@@ -237,11 +218,6 @@ def _scalar_mean(found: Any, batch: Batch, name: str) -> Tensor:
     # In double precision first: float32 knows neither weights of 1e-50 nor the sum of ten of 1e38.
     weight = batch.weight.double()
     return (per_sample * (weight / weight.sum()).to(per_sample.dtype)).sum()
-
-
-def _move(thing: Any, device: torch.device) -> None:
-    if isinstance(thing, nn.Module):
-        thing.to(device)
 
 
 def parts_of(objective: Objective) -> dict[str, Any]:

@@ -164,17 +164,8 @@ def _range(tensor: torch.Tensor) -> tuple[int, int]:
     return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()
 
 
-def sparse_tables(module: nn.Module) -> list[int]:
-    """Return the trainable parameters, by index, that are weights of embeddings with sparse gradients."""
-    return _tables(module, sparse=True)
-
-
-def dense_tables(module: nn.Module) -> list[int]:
-    """Return the trainable parameters, by index, that are weights of embeddings with dense gradients."""
-    return _tables(module, sparse=False)
-
-
-def _tables(module: nn.Module, sparse: bool) -> list[int]:
+def tables_of(module: nn.Module, *, sparse: bool) -> list[int]:
+    """Return the trainable parameters, by index, that are weights of embeddings with such gradients."""
     kind = {
         id(layer.weight): bool(layer.sparse)
         for layer in module.modules()

@@ -30,12 +30,11 @@ from sparkdl.nn import serialize
 from sparkdl.nn.flat import write_back
 from sparkdl.nn.objective import LossObjective, Objective
 from sparkdl.nn.parameters import (
-    dense_tables,
     layout_of,
     moving_with_buffers,
     nothing_to_train,
     refuse_aliases,
-    sparse_tables,
+    tables_of,
     trainable,
 )
 from sparkdl.nn.signature import check_inputs_order
@@ -96,7 +95,7 @@ class Recipe:
             refuse_aliases(module)
             spec, layout = tried.spec, tried.layout
             keyed = check_keyed(module, layout, spec, config)
-            sparse, dense = sparse_tables(module), dense_tables(module)
+            sparse, dense = tables_of(module, sparse=True), tables_of(module, sparse=False)
         staleness = _staleness_of(config, spec, keyed)
         rule, inner = UpdateRule(spec, config.clip, staleness, config.seed), None
         stateful = tried.stateful or staleness is not None or (trains and _brings_state(spec, config))

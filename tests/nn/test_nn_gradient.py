@@ -5,8 +5,9 @@ from torch import nn
 from torch.nn import functional
 
 from sparkdl.exceptions import ModelError
+from sparkdl.nn.batch import Batch, call
 from sparkdl.nn.flat import FlatModule
-from sparkdl.nn.gradient import Batch, call, forward_backward, mean_loss
+from sparkdl.nn.gradient import forward_backward
 from sparkdl.nn.objective import LossObjective
 
 ROWS = 7
@@ -156,7 +157,7 @@ def test_without_a_label_the_loss_gets_the_input():
 def test_losses_of_several_dimensions_are_averaged_per_row():
     batch = Batch(torch.zeros(2), torch.zeros(2), torch.tensor([1.0, 3.0]), 2)
     losses = torch.tensor([[[1.0, 3.0]], [[5.0, 7.0]]])
-    assert mean_loss(lambda o, y: losses, None, batch).item() == (2 * 1 + 6 * 3) / 4
+    assert LossObjective(lambda o, y: losses).of(None, batch).loss.item() == (2 * 1 + 6 * 3) / 4
 
 
 # -- inputs and outputs -------------------------------------------------------------------------

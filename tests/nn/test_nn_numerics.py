@@ -13,7 +13,7 @@ from sparkdl.exceptions import ConfigError, ModelError
 from sparkdl.nn import numerics
 from sparkdl.nn.flat import FlatModule
 from sparkdl.nn.gradient import Batch, evaluate, forward_backward
-from sparkdl.nn.numerics import Numerics, device_of_task, make_replica
+from sparkdl.nn.numerics import Numerics, Replica, device_of_task
 from sparkdl.nn.objective import LossObjective, StepObjective
 from sparkdl.nn.parameters import layout_of
 from sparkdl.nn.recompute import recompute
@@ -64,7 +64,7 @@ def batch(rows=9, seed=0):
 
 
 def replica_of(module, device="cpu", **options):
-    return make_replica(module, layout_of(module), Numerics(**options), device)
+    return Replica(module, layout_of(module), Numerics(**options), device)
 
 
 def passes(module, objective=CROSS_ENTROPY, micro_batch_size=None, device="cpu", rows=(9, 9), **options):
@@ -420,7 +420,7 @@ def test_a_pass_on_a_device_gives_the_gradient_of_the_cpu(device):
     rows = batch()
     weighted = Batch(rows.inputs, rows.label, torch.rand(9), 9)
     objective = LossObjective(nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2, 3]), reduction="none"))
-    replica = make_replica(module, layout_of(module), Numerics(), device)
+    replica = Replica(module, layout_of(module), Numerics(), device)
     assert replica.device.type == device
     vectors = [
         v.copy() for v in (expected.params.numpy() * 2, expected.buffers() + 1, expected.counters() + 3)

@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from sparkdl.nn.gradient import call
+from sparkdl.nn.batch import call
 from sparkdl.nn.trace import describe, explain_failure
 
 

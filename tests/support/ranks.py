@@ -35,7 +35,7 @@ from sparkdl.nn.embedding import embedding_variables
 from sparkdl.nn.flat import FlatModule, write_back
 from sparkdl.nn.numerics import Numerics
 from sparkdl.nn.objective import LossObjective
-from sparkdl.nn.parameters import dense_tables, layout_of, sparse_tables
+from sparkdl.nn.parameters import layout_of, tables_of
 from sparkdl.optim import OptimizerSpec, optimizer_spec
 from sparkdl.optim.shard.optimizer import UpdateRule
 from sparkdl.optim.shard.packed import lazy_groups, sparse_groups
@@ -148,7 +148,7 @@ def train(
         tried = _tried(_MEAN, OptimizerSpec(_MEAN), layout)
         rule, layout, stateful = UpdateRule(tried.spec), tried.layout, tried.stateful
     lazy, by_element = lazy_groups(rule.optimizer), sparse_groups(rule.optimizer)
-    tables = tuple(i for i in sparse_tables(case.module) if layout.params[i].group in lazy)
+    tables = tuple(i for i in tables_of(case.module, sparse=True) if layout.params[i].group in lazy)
     spec = FitSpec(
         module=case.module,
         objective=LossObjective(case.loss),
@@ -170,7 +170,9 @@ def train(
         weights_codec=case.weights_codec,
         inner=inner,
         tables=tables,
-        scanned=tuple(i for i in dense_tables(case.module) if layout.params[i].group not in by_element),
+        scanned=tuple(
+            i for i in tables_of(case.module, sparse=False) if layout.params[i].group not in by_element
+        ),
     )
     data = serialize.dumps(spec, "the spec")
     dense = case.averaging or case.combine != "mean" or inner is not None

@@ -21,7 +21,7 @@ from sparkdl import Dataset, Trainer
 from sparkdl.cli.submit import resources
 from sparkdl.exceptions import ConfigError
 from sparkdl.nn.batch import Batch
-from sparkdl.nn.numerics import Numerics, make_replica
+from sparkdl.nn.numerics import Numerics, Replica
 from sparkdl.nn.objective import LossObjective
 from sparkdl.nn.parameters import layout_of
 from sparkdl.train import ClusterPlan, Elastic, Hook, plan
@@ -33,8 +33,7 @@ from sparkdl.train.planning.advice import _TAKES, advice
 from sparkdl.train.planning.cluster_plan import make_plan
 from sparkdl.train.planning.costs import Driver, moves, worth
 from sparkdl.train.planning.layers import profile_layers
-from sparkdl.train.planning.measured import FitTimes, Rehearsal
-from sparkdl.train.planning.model import Curve, Line, StepModel
+from sparkdl.train.planning.model import Curve, FitTimes, Line, Rehearsal, StepModel
 from sparkdl.train.planning.probe import MemoryWatch, executors_of, look
 from sparkdl.train.planning.profile import layer_events, parts_of
 from sparkdl.train.planning.rehearsal import Stage
@@ -402,7 +401,7 @@ def test_advice_is_whole_sentences() -> None:
 
 def test_layers_have_their_forward_and_their_backward() -> None:
     net = nn.Sequential(nn.Linear(64, 256), nn.ReLU(inplace=True), nn.Linear(256, 1))
-    replica = make_replica(net.train(), layout_of(net), Numerics(), "cpu")
+    replica = Replica(net.train(), layout_of(net), Numerics(), "cpu")
     batch = Batch(torch.randn(128, 64), torch.randn(128, 1), None, 128)
     layers, spans = profile_layers(replica, batch, LossObjective(nn.MSELoss()), None)
     found = {layer.name: layer for layer in layers}

@@ -15,7 +15,7 @@ from sparkdl.data.columns import SPARSE, as_column, quoted
 from sparkdl.data.schema import check_unambiguous, vector_columns
 from sparkdl.exceptions import ConfigError
 from sparkdl.ml.estimators.fitting import check_rows
-from sparkdl.nn.parameters import sparse_tables, trainable
+from sparkdl.nn.parameters import tables_of, trainable
 from sparkdl.optim.groups import Match
 from sparkdl.optim.spec import OptimizerFactory, Optimizers
 
@@ -74,7 +74,7 @@ def optimizers(module: nn.Module, options: dict[str, Any]) -> Optimizers:
     """
     adam = partial(torch.optim.Adam, **options)
     names = [name for name, _ in trainable(module)]
-    tables = [names[index] for index in sparse_tables(module)]
+    tables = [names[index] for index in tables_of(module, sparse=True)]
     if not tables or set(options) != {"lr"}:
         return adam
     found: dict[Match, OptimizerFactory] = dict.fromkeys(tables, partial(torch.optim.SparseAdam, **options))

@@ -11,16 +11,7 @@ from sparkdl.exceptions import ConfigError, ModelError
 
 
 def check_sizes(owner: str, least: int = 1, **sizes: int | Sequence[int]) -> None:
-    """Check that sizes, or all elements of a sequence of them, are integers from ``least``.
-
-    Args:
-        owner: who has these arguments, for the message.
-        least: the smallest size that makes sense.
-        sizes: arguments by name.
-
-    Raises:
-        ConfigError: naming the first argument that is something else.
-    """
+    """Check that sizes, or all elements of a sequence of them, are integers from ``least``."""
     for name, value in sizes.items():
         found = value if isinstance(value, list | tuple) else [value]
         if any(isinstance(size, bool) or not isinstance(size, Integral) or size < least for size in found):

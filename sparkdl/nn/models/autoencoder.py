@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from sparkdl.exceptions import ConfigError
 from sparkdl.nn.models.arguments import check_sizes
+from sparkdl.nn.models.parts import perceptron
 
 
 class Autoencoder(nn.Module):
@@ -36,8 +37,8 @@ class Autoencoder(nn.Module):
         check_sizes("Autoencoder", inputs=inputs, hidden=hidden, code=code)
         self.inputs, self.hidden, self.code = inputs, tuple(hidden), code
         sizes = [inputs, *hidden, code]
-        self.encoder = nn.Sequential(nn.Flatten(), *_dense(sizes))
-        self.decoder = nn.Sequential(*_dense(sizes[::-1]))
+        self.encoder = nn.Sequential(nn.Flatten(), *list(perceptron(sizes))[:-1])
+        self.decoder = nn.Sequential(*list(perceptron(sizes[::-1]))[:-1])
 
     def encode(self, x: Tensor) -> Tensor:
         """Return the codes of rows, (rows, code)."""
@@ -102,11 +103,3 @@ class ConvAutoencoder(nn.Module):
         """Return the logits of the images as their codes tell them."""
         logits: Tensor = self.decoder(self.encode(image))
         return logits
-
-
-def _dense(sizes: Sequence[int]) -> list[nn.Module]:
-    """Return linear layers with rectifiers between them."""
-    layers: list[nn.Module] = []
-    for before, after in pairwise(sizes):
-        layers += [nn.Linear(before, after), nn.ReLU()]
-    return layers[:-1]

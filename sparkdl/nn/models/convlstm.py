@@ -22,13 +22,7 @@ class ConvLSTMCell(nn.Module):
     2015, equation 3. The peephole weights are one per channel: that is what the parameter counts of the
     paper's table 1 say, and it lets a network see images of any size.
 
-    Args:
-        inputs: channels of the input, 0 for a cell without one.
-        hidden: channels of the states.
-        kernel: height and width of the convolutions, an odd number.
-
-    Raises:
-        ConfigError: if a size cannot work.
+    ``inputs`` and ``hidden`` are channels, 0 inputs for a cell without any; ``kernel`` is an odd number.
     """
 
     def __init__(self, inputs: int, hidden: int, kernel: int = 5) -> None:
@@ -46,12 +40,7 @@ class ConvLSTMCell(nn.Module):
             self.gates.bias[hidden : 2 * hidden] = 1.0
 
     def forward(self, x: Tensor | None, state: State) -> State:
-        """Return the next state.
-
-        Args:
-            x: (rows, inputs, height, width); ``None`` for a cell without input.
-            state: hidden state and cell before.
-        """
+        """Return the state after ``x``, (rows, inputs, height, width); ``None`` for a cell without input."""
         hidden, cell = state
         given = hidden if x is None else torch.cat([x, hidden], 1)
         enter, forget, new, leave = self.gates(given).chunk(4, 1)

@@ -92,15 +92,9 @@ class DeepFM(nn.Module):
 
 
 def pairwise_products(vectors: Tensor) -> Tensor:
-    """Return the sum of the inner products of all pairs of a row's vectors.
+    """Return the sum of the inner products of all pairs of a row's vectors, shape (rows, fields, width).
 
     In time linear in the number of vectors: half of the squared sum less the sum of squares. Rendle,
     "Factorization Machines", 2010, lemma 3.1.
-
-    Args:
-        vectors: shape (rows, fields, width).
-
-    Returns:
-        Shape (rows,).
     """
     return 0.5 * (vectors.sum(1).square() - vectors.square().sum(1)).sum(1)

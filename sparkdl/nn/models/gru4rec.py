@@ -165,15 +165,9 @@ def session_step(module: GRU4Rec, batch: Batch, loss: str = "top1") -> dict[str,
 
 
 def next_items(session: Tensor, length: Tensor, label: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Return the item that comes after each one, and where there is one.
+    """Return the item that comes after each one, and whether there is one; of the shape of ``session``.
 
-    Args:
-        session: (rows, length), as :class:`GRU4Rec` takes it.
-        length: (rows,).
-        label: (rows,), the item after each session, if it is known.
-
-    Returns:
-        Items, and whether they count; both of the shape of ``session``.
+    ``label`` is the item after each session, if it is known.
     """
     position = torch.arange(session.shape[1], device=session.device)
     target = session.roll(-1, 1)

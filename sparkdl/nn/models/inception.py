@@ -109,19 +109,8 @@ class GoogLeNet(nn.Module):
 class Inception(nn.Module):
     """Four branches over the same input: 1x1, 3x3 and 5x5 convolutions and a pooling (figure 2b).
 
-    Args:
-        before: channels of the input.
-        one: channels of the 1x1 convolution.
-        reduce_three: channels to which the input is reduced before the 3x3 convolution.
-        three: channels of the 3x3 convolution.
-        reduce_five: channels to which the input is reduced before the 5x5 convolution.
-        five: channels of the 5x5 convolution.
-        pool: channels of the 1x1 convolution after the pooling.
-        batch_norm: whether convolutions are followed by batch normalisation.
-
-    Shapes:
-        input: (rows, before, height, width).
-        output: (rows, one + three + five + pool, height, width).
+    Arguments are the channels of the input, and of each convolution in the order of the paper's table 1. The
+    output has those of the branches, one after the other: one + three + five + pool.
     """
 
     def __init__(

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
 
 from sparkdl.exceptions import ConfigError
+from sparkdl.nn.models.arguments import check_share
+from sparkdl.nn.models.parts import perceptron
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {
     "relu": nn.ReLU,
@@ -18,6 +19,15 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
     "sigmoid": nn.Sigmoid,
 }
 """Activations by name."""
+
+
+def check_layers(owner: str, activation: str, dropout: float, limit: float | None) -> None:
+    """Check options of fully connected layers."""
+    if activation not in ACTIVATIONS:
+        raise ConfigError(f"{owner}: activation={activation!r}: expected one of {', '.join(ACTIVATIONS)}")
+    check_share(owner, dropout=dropout)
+    if limit is not None and not limit > 0:
+        raise ConfigError(f"{owner}: limit={limit!r}: expected a number above 0")
 
 
 class MLP(nn.Module):
@@ -64,20 +74,12 @@ class MLP(nn.Module):
         sizes = [inputs, *hidden, outputs]
         if any(not isinstance(size, int) or size < 1 for size in sizes):
             raise ConfigError(f"MLP: found layers of {sizes} values; expected positive integers")
-        if activation not in ACTIVATIONS:
-            raise ConfigError(f"MLP: activation={activation!r}: expected one of {', '.join(ACTIVATIONS)}")
-        if not 0 <= dropout < 1:
-            raise ConfigError(f"MLP: dropout={dropout!r}: expected a number from 0 to below 1")
-        if limit is not None and not limit > 0:
-            raise ConfigError(f"MLP: limit={limit!r}: expected a number above 0")
+        check_layers("MLP", activation, dropout, limit)
         self.limit = limit
         for name, size in (("input", inputs), ("output", outputs)):
             self.register_buffer(f"{name}_mean", torch.zeros(size))
             self.register_buffer(f"{name}_scale", torch.ones(size))
-        layers: list[nn.Module] = []
-        for before, after in pairwise(sizes[:-1]):
-            layers += [nn.Linear(before, after), ACTIVATIONS[activation]()]
-            layers += [nn.Dropout(dropout)] if dropout else []
+        layers = perceptron(sizes[:-1], dropout, ACTIVATIONS[activation])
         self.layers = nn.Sequential(*layers, nn.Linear(sizes[-2], outputs))
 
     def scale_inputs(self, mean: Tensor, deviation: Tensor) -> None:

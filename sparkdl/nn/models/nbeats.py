@@ -132,15 +132,10 @@ class InterpretableNBeats(nn.Module):
 
 
 class _NBeatsBlock(nn.Module):
-    """Four layers, coefficients, and the basis that turns them into past and future.
+    """Four layers, coefficients of past and future together, and the basis that turns them into both.
 
-    Args:
-        steps: steps of the past.
-        horizon: steps to forecast.
-        width: width of the layers.
-        coefficients: number of them, past and future together.
-        basis: (past, future) of shape (coefficients of each, steps) and (.., horizon); without it the
-            coefficients are the values.
+    The basis has shapes (coefficients of each, steps) and (.., horizon); without it the coefficients are the
+    values.
     """
 
     past: Tensor | None

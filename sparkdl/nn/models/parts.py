@@ -14,16 +14,16 @@ from sparkdl.exceptions import ConfigError, ModelError
 from sparkdl.nn.embedding import EmbeddingVariable
 
 
-def perceptron(widths: Sequence[int], dropout: float = 0.0) -> nn.Sequential:
-    """Return linear layers, each followed by ReLU, and by dropout if there is any.
+def perceptron(
+    widths: Sequence[int], dropout: float = 0.0, activation: type[nn.Module] = nn.ReLU
+) -> nn.Sequential:
+    """Return linear layers, each followed by an activation, and by dropout if there is any.
 
-    Args:
-        widths: values before, between and after the layers; one width alone gives no layer.
-        dropout: share of each layer's values that training sets to zero.
+    ``widths`` are those before, between and after the layers; one alone gives no layer.
     """
     layers: list[nn.Module] = []
     for before, after in pairwise(widths):
-        layers += [nn.Linear(before, after), nn.ReLU()]
+        layers += [nn.Linear(before, after), activation()]
         layers += [nn.Dropout(dropout)] if dropout else []
     return nn.Sequential(*layers)
 
@@ -33,13 +33,10 @@ Cardinality = int | None
 
 
 def variable(width: int, options: Mapping[str, Any] | None, number: int = 0, **own: Any) -> EmbeddingVariable:
-    """Return the embedding variable of one column.
+    """Return the embedding variable of one column, with options of :class:`sparkdl.nn.EmbeddingVariable`.
 
-    Args:
-        width: values of a vector.
-        options: of :class:`sparkdl.nn.EmbeddingVariable`; a ``seed`` is that of the first column.
-        number: of the column; other columns begin with other vectors.
-        own: options that hold where ``options`` has no others.
+    A ``seed`` is that of the first column; by their numbers others begin with other vectors. ``own`` are
+    options that hold where ``options`` has no others.
     """
     return EmbeddingVariable(width, **{**own, **(seeds_after(options, number) or {})})
 
@@ -59,16 +56,10 @@ def column_table(
     deviation: float,
     sparse: bool = False,
 ) -> nn.Embedding | EmbeddingVariable:
-    """Return the table of vectors of one column.
+    """Return the table of vectors of one column, an embedding variable if its ``size`` is ``None``.
 
-    Args:
-        size: number of its values; ``None`` for an embedding variable.
-        width: values of a vector.
-        variables: options of an embedding variable.
-        number: of the column, see :func:`variable`.
-        deviation: standard deviation that an embedding variable starts with. An ``nn.Embedding`` is as torch
-            makes it, for its owner to fill.
-        sparse: whether the gradients of an ``nn.Embedding`` are row-sparse.
+    ``deviation`` is that with which a variable starts; an ``nn.Embedding`` is as torch makes it, for its
+    owner to fill, and its gradients may be row-sparse.
     """
     if size is None:
         return variable(width, variables, number, std=deviation)
@@ -91,21 +82,9 @@ def check_cardinalities(owner: str, **found: Sequence[Cardinality] | Cardinality
 class FieldEmbedding(nn.Module):
     """A table of vectors for each categorical column, all of one width.
 
-    Args:
-        cardinalities: number of values of each column; ``None`` for an embedding variable, which takes any
-            64-bit ids.
-        width: values of a vector.
-        deviation: standard deviation of the normal distribution that vectors start with.
-        variables: options of the embedding variables, such as ``{"seed": 1, "min_count": 3}``.
-
-    Shapes:
-        input: (rows, columns), integers; those of column c from 0 to below ``cardinalities[c]``.
-        output: (rows, columns, width).
-
-    Raises:
-        ConfigError: if there is no column, or an option cannot work.
-        ModelError: from ``forward``, if the number of columns is another.
-        IndexError: from ``forward``, if a value lies outside of its column's cardinality.
+    From (rows, columns), integers of which those of column c are from 0 to below its cardinality, to (rows,
+    columns, width). Columns of cardinality ``None`` have embedding variables, with options ``variables``.
+    ``deviation`` is that of the normal distribution that vectors start with.
     """
 
     def __init__(

@@ -80,11 +80,6 @@ class RecurrentClassifier(nn.Module):
 
 
 def lengths(tokens: Tensor) -> Tensor:
-    """Return the number of tokens of each row up to the last that is no padding, 1 for an empty row.
-
-    Shapes:
-        input: (rows, tokens), integers; 0 is padding.
-        output: (rows,), int64.
-    """
+    """Return the number of tokens of each row up to the last that is no padding, 0; 1 for an empty row."""
     positions = torch.arange(1, tokens.shape[1] + 1, device=tokens.device)
     return ((tokens != 0) * positions).amax(1).clamp(min=1)

@@ -225,14 +225,8 @@ class SSDLoss(nn.Module):
 def match(boxes: Tensor, corners: Tensor, classes: Tensor, threshold: float = 0.5) -> tuple[Tensor, Tensor]:
     """Give objects to default boxes: to those that overlap enough, and each object to its best box.
 
-    Args:
-        boxes: default boxes, shape (boxes, 4).
-        corners: of the objects, shape (rows, objects, 4).
-        classes: of the objects, shape (rows, objects); 0 where there is no object.
-        threshold: least intersection over union.
-
-    Returns:
-        Corners (rows, boxes, 4) and class (rows, boxes) of each default box's object; class 0 for none.
+    Objects have corners (rows, objects, 4), and classes (rows, objects) that are 0 where there is none.
+    Returned are corners (rows, boxes, 4) and class (rows, boxes) of each default box's object, 0 for none.
     """
     overlap = iou(to_corners(boxes), corners)  # rows, boxes, objects
     overlap = overlap.masked_fill((classes == 0).unsqueeze(1), -1.0)
@@ -288,15 +282,9 @@ def iou(one: Tensor, other: Tensor) -> Tensor:
 
 
 def nms(corners: Tensor, scores: Tensor, threshold: float = 0.45) -> Tensor:
-    """Return the numbers of the boxes that overlap no better one: non-maximum suppression.
+    """Return the numbers of the boxes that overlap no better one, best first: non-maximum suppression.
 
-    Args:
-        corners: (boxes, 4).
-        scores: (boxes,).
-        threshold: intersection over union above which the worse of two boxes goes.
-
-    Returns:
-        (kept,), int64, best first.
+    Of two boxes whose intersection over union is above ``threshold``, the worse goes.
     """
     order = scores.argsort(descending=True, stable=True)
     overlaps = iou(corners[order], corners[order]) > threshold

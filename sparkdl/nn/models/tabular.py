@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from sparkdl.exceptions import ConfigError, ModelError
-from sparkdl.nn.models.arguments import check_share, check_sizes
-from sparkdl.nn.models.mlp import ACTIVATIONS, not_zero
+from sparkdl.nn.models.arguments import check_sizes
+from sparkdl.nn.models.mlp import ACTIVATIONS, check_layers, not_zero
+from sparkdl.nn.models.parts import perceptron
 
 _WIDEST = 50
 
@@ -100,25 +101,15 @@ class Tabular(nn.Module):
         self.register_buffer("output_mean", torch.zeros(outputs))
         self.register_buffer("output_scale", torch.ones(outputs))
         width = len(pairs) + sum(map(embedding_width, sizes)) + numbers + len(widths)
-        layers: list[nn.Module] = []
-        for size in self.hidden:
-            layers += [nn.Linear(width, size), ACTIVATIONS[activation]()]
-            layers += [nn.Dropout(dropout)] if dropout else []
-            width = size
-        self.layers = nn.Sequential(*layers, nn.Linear(width, outputs))
+        layers = perceptron((width, *self.hidden), dropout, ACTIVATIONS[activation])
+        self.layers = nn.Sequential(*layers, nn.Linear((width, *self.hidden)[-1], outputs))
 
     def _check(self) -> None:
         check_sizes("Tabular", cardinalities=self.cardinalities, hidden=self.hidden, outputs=self.outputs)
         check_sizes("Tabular", least=0, numbers=self.numbers, one_hot=self.one_hot)
-        check_share("Tabular", dropout=self.dropout)
+        check_layers("Tabular", self.activation, self.dropout, self.limit)
         if not self.cardinalities and not self.numbers:
             raise ConfigError("Tabular: cardinalities=() and numbers=0: expected at least one column")
-        if self.activation not in ACTIVATIONS:
-            raise ConfigError(
-                f"Tabular: activation={self.activation!r}: expected one of {', '.join(ACTIVATIONS)}"
-            )
-        if self.limit is not None and not self.limit > 0:
-            raise ConfigError(f"Tabular: limit={self.limit!r}: expected a number above 0")
         if len(self.knots) not in (0, self.numbers):
             raise ConfigError(f"Tabular: {len(self.knots)} lists of knots for {self.numbers} numbers")
         for n, each in enumerate(self.knots):

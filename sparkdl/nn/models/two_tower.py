@@ -17,13 +17,7 @@ from sparkdl.nn.models.parts import Cardinality, FieldEmbedding, check_cardinali
 
 
 class Tower(nn.Module):
-    """One side: columns, and perhaps past items, to a vector of length 1.
-
-    Args:
-        embed: of the side's columns; ``None`` without columns.
-        past: table of past items; ``None`` without histories.
-        widths: of the perceptron: embeddings together, hidden layers, output.
-    """
+    """One side: columns, perhaps past items, and a perceptron of ``widths`` to a vector of length 1."""
 
     def __init__(self, embed: FieldEmbedding | None, past: nn.Module | None, widths: Sequence[int]) -> None:
         super().__init__()

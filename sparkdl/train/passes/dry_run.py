@@ -26,7 +26,7 @@ from sparkdl.nn.flat import FlatModule
 from sparkdl.nn.gradient import forward_backward, try_forward
 from sparkdl.nn.lightning import check_mode, to_train
 from sparkdl.nn.meeting import ROWS, find_broadcast
-from sparkdl.nn.numerics import make_replica
+from sparkdl.nn.numerics import Replica
 from sparkdl.nn.objective import parts_of
 from sparkdl.nn.parameters import moving_with_buffers
 from sparkdl.nn.row_mean import differs, is_known
@@ -74,7 +74,7 @@ def dry_run(spec: FitSpec, data: Dataset) -> DryRunResult:
         # Compiling takes longer than the dry run may; the workers fall back where it fails.
         check_mode(local.module)
         numerics = replace(local.numerics, compile=False)
-        replica = make_replica(to_train(local.module), local.layout, numerics)
+        replica = Replica(to_train(local.module), local.layout, numerics)
         watch = ChangeWatch(replica, [*parts_of(local.objective).values()], trained=True)
         before = replica.buffers(), replica.counters()
         try:
@@ -89,7 +89,7 @@ def dry_run(spec: FitSpec, data: Dataset) -> DryRunResult:
         if changed := watch.attributes():
             layout = moving_with_buffers(local.layout, local.module, moving)
             spec = replace(local, layout=layout, numerics=numerics)
-            used = make_replica(local.module, layout, numerics)
+            used = Replica(local.module, layout, numerics)
             check_attributes(changed, used, spec, lambda: serialize.loads(shipped), batch)
         reader = BatchReader.of(data)
         check_shapes(local, replica, reader.batch(some_rows(data.peek())))

@@ -11,8 +11,7 @@ from typing import Any
 from sparkdl import html
 from sparkdl.exceptions import ConfigError
 from sparkdl.train.planning.costs import Kind, worth
-from sparkdl.train.planning.measured import FitTimes, Rehearsal
-from sparkdl.train.planning.model import StepModel
+from sparkdl.train.planning.model import FitTimes, Rehearsal, StepModel
 
 _BETTER = 0.05  # another exchange, transport or division of cores is recommended if it saves at least so much
 _SPARE = 1.2

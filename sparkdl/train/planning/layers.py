@@ -19,7 +19,7 @@ from sparkdl.data.store.partition import Token
 from sparkdl.nn.batch import Batch
 from sparkdl.nn.flat import FlatModule
 from sparkdl.nn.gradient import forward_backward
-from sparkdl.nn.numerics import device_of_task, make_replica
+from sparkdl.nn.numerics import Replica, device_of_task
 from sparkdl.nn.objective import Objective
 from sparkdl.wire import frame
 from sparkdl.wire.frame import Buffer, Parts
@@ -62,7 +62,7 @@ def profile_first_rows(fit: FitRef, rows: int, _: int, frames: Iterator[Buffer])
     # What is compiled has no layers any more.
     numerics = replace(spec.numerics, compile=False)
     device = device_of_task(task_resources())
-    replica = make_replica(spec.module.train(), spec.layout, numerics, device)
+    replica = Replica(spec.module.train(), spec.layout, numerics, device)
     layers, spans = profile_layers(replica, batch, spec.objective, spec.micro_batch_size)
     yield frame.pack({"layers": [asdict(x) for x in layers], "spans": [asdict(x) for x in spans]})
 

@@ -24,7 +24,7 @@ from sparkdl.train.leaving import ErrorsCarryResult
 from sparkdl.train.options.config import TrainConfig
 from sparkdl.train.options.triggers import MaxIteration
 from sparkdl.train.planning.costs import Kind
-from sparkdl.train.planning.measured import FitTimes, Rehearsal
+from sparkdl.train.planning.model import FitTimes, Rehearsal
 from sparkdl.train.planning.probe import MemoryWatch
 from sparkdl.train.recipe import Recipe
 from sparkdl.train.result import FitResult
