@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Iterable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -17,22 +17,6 @@ from sparkdl.exceptions import ModelError
 
 _OUTPUTS = (("transformers.utils.generic", "ModelOutput"),)
 _MODELS = (("transformers.modeling_utils", "PreTrainedModel"), ("peft.peft_model", "PeftModel"))
-
-
-class BatchLike(Protocol):
-    """A batch, as :class:`sparkdl.nn.batch.Batch`."""
-
-    @property
-    def inputs(self) -> Any:
-        """Return the module's inputs."""
-
-    @property
-    def label(self) -> Any:
-        """Return the label."""
-
-    @property
-    def weight(self) -> Tensor | None:
-        """Return the weights of the rows."""
 
 
 def is_model(thing: object) -> bool:
@@ -114,7 +98,7 @@ def with_loss(result: Any) -> Any:
     return {**loss, "output": plain(result)}
 
 
-def own_step(module: nn.Module, batch: BatchLike) -> Any:
+def own_step(module: nn.Module, batch: Any) -> Any:
     """Run a model on a batch with its label, so that it computes its own loss.
 
     A label column is the argument ``labels``; label columns by name are arguments by these names.

@@ -198,14 +198,7 @@ class TokenEncoding:
                 code="data-null",
             )
         texts = [column.filter(pa.array(~null)).to_pylist() for column in columns]
-        tokenizer = _tokenizer(
-            self.text,
-            self.length,
-            self.pad_token,
-            self.padding_side,
-            self.truncation_side,
-            self.split_special_tokens,
-        )
+        tokenizer = _tokenizer(self)
         given: Any = list(zip(*texts, strict=True)) if self.pairs else texts[0]
         with _explained(f"column {self.column!r}: the tokenizer.json cannot be used"):
             encodings = tokenizer.encode_batch(given, add_special_tokens=self.special_tokens)
@@ -297,20 +290,18 @@ def _explained(what: str) -> Iterator[None]:
 
 
 @lru_cache(maxsize=8)
-def _tokenizer(
-    text: str, length: int, pad_token: str | None, padding_side: str, truncation_side: str, split: bool
-) -> Any:
-    """Return this process's tokeniser with these settings, in place of those of its file."""
-    plain = _plain_tokenizer(text)
+def _tokenizer(encoding: TokenEncoding) -> Any:
+    """Return this process's tokeniser with an encoding's settings, in place of those of its file."""
+    plain, pad_token, length = _plain_tokenizer(encoding.text), encoding.pad_token, encoding.length
     number = None if pad_token is None else plain.token_to_id(pad_token)
     if pad_token is not None and number is None:
         raise ConfigError(f"the tokenizer.json has no padding token {pad_token!r:.100}", code="config-saved")
     with _explained("this is no tokenizer.json"):
         tokenizer = need("tokenizers", _WHAT).Tokenizer.from_str(plain.to_str())
         tokenizer.no_padding()
-        tokenizer.enable_truncation(length, direction=truncation_side)
-        tokenizer.encode_special_tokens = split
+        tokenizer.enable_truncation(length, direction=encoding.truncation_side)
+        tokenizer.encode_special_tokens = encoding.split_special_tokens
         if number is not None:
             padding = {"pad_id": number, "pad_token": pad_token, "length": length}
-            tokenizer.enable_padding(direction=padding_side, **padding)
+            tokenizer.enable_padding(direction=encoding.padding_side, **padding)
     return tokenizer

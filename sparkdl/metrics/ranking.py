@@ -39,7 +39,7 @@ class _Ranking(Metric):
     target: list[Tensor]
     indexes: list[Tensor]
 
-    def __init__(self, k: int | None) -> None:
+    def __init__(self, k: int | None = 10) -> None:
         super().__init__()
         if k is not None and (not isinstance(k, int) or isinstance(k, bool) or k < 1):
             raise ConfigError(f"k={k!r}: expected the length of the ranking, an integer of at least 1")
@@ -143,9 +143,6 @@ class HitRatio(_Ranking):
         0.5
     """
 
-    def __init__(self, k: int = 10) -> None:
-        super().__init__(k)
-
     def _score(self, ranked: Tensor, ideal: Tensor) -> Tensor:
         return (ranked > 0).any(dim=1).double()
 
@@ -167,9 +164,6 @@ class NDCG(_Ranking):
         >>> NDCG()(torch.tensor([[0.5, 0.5, 0.1]]), torch.tensor([[3, 1, 0]]))  # any order
         tensor(0.8984)
     """
-
-    def __init__(self, k: int = 10) -> None:
-        super().__init__(k)
 
     def _scores(self, preds: Tensor, target: Tensor) -> Tensor:
         key, order = _comparable(preds).sort(dim=1, descending=True, stable=True)
@@ -246,9 +240,6 @@ class Recall(_Ranking):
     Raises:
         ConfigError: if ``k`` is no integer of at least 1.
     """
-
-    def __init__(self, k: int = 10) -> None:
-        super().__init__(k)
 
     def _scores(self, preds: Tensor, target: Tensor) -> Tensor:
         relevant = (target > 0).sum(dim=1)

@@ -8,8 +8,8 @@ import re
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path as LocalPath
 from typing import Any
@@ -29,6 +29,7 @@ from sparkdl.saved.metadata import digest_of
 from sparkdl.saved.published import LONGEST, POINTER, Chains, ChangesFile, Current, changes_name, name_of
 from sparkdl.train.checkpoint.lock import alone_in
 from sparkdl.train.checkpoint.store import CheckpointStore, Path, join
+from sparkdl.train.options.checks import integer_option
 
 _DRAFT = re.compile(
     r"\.(version-[0-9]{8,}|changes-[0-9]{8,}-[0-9]{8,}\.safetensors|current\.json)\.[0-9a-f]{32}", re.ASCII
@@ -77,8 +78,7 @@ class Publisher:
         ):
             raise ConfigError(f"Publisher(seconds={seconds!r}): expected a number of at least 0, or None")
         for name, count in (("batches", batches), ("keep", keep), ("full_every", full_every)):
-            if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-                raise ConfigError(f"Publisher({name}={count!r}): expected an integer of at least 1")
+            integer_option("Publisher", name, count, 1)
         if model is not None and not callable(model):
             raise ConfigError(f"Publisher(model={model!r:.100}): expected a callable from module to model")
         self._store = CheckpointStore(path)
@@ -288,11 +288,9 @@ class Publisher:
         self._replace(change.name, data)
         return chain
 
-    @contextmanager
-    def _alone(self) -> Iterator[None]:
+    def _alone(self) -> AbstractContextManager[None]:
         """Let one program at a time publish to a local folder."""
-        with alone_in(self._root) if self._store.local else nullcontext():
-            yield
+        return alone_in(self._root) if self._store.local else nullcontext()
 
     def _point(self, current: Current) -> None:
         """Replace ``current.json`` at once."""
@@ -322,13 +320,14 @@ class Publisher:
                 self._delete(os.path.basename(draft))
             return self._checked(saved, there, target)
         with tempfile.TemporaryDirectory() as folder:
-            save_local(model, LocalPath(folder) / "model")
+            model_folder = LocalPath(folder) / "model"
+            save_local(model, model_folder)
             saved = metadata_in(CheckpointStore(folder), join(folder, "model"))
             digest = self._checked(saved, there, target)
             if there is not None:
                 return digest
-            for file in _files(LocalPath(folder) / "model"):
-                where = join(target, *file.relative_to(LocalPath(folder) / "model").parts)
+            for file in sorted(path for path in model_folder.rglob("*") if path.is_file()):
+                where = join(target, *file.relative_to(model_folder).parts)
                 self._store.make(os.path.dirname(where))
                 self._store.write(where, file.read_bytes())
         return digest
@@ -383,7 +382,3 @@ class _Published:
 def _shapes(module: nn.Module) -> dict[str, tuple[int, ...]]:
     """Return the shapes of all that a file of changes has in full."""
     return {name: tuple(value.shape) for name, value in (*module.named_parameters(), *module.named_buffers())}
-
-
-def _files(folder: LocalPath) -> Iterator[LocalPath]:
-    yield from sorted(path for path in folder.rglob("*") if path.is_file())

@@ -2,22 +2,10 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
-
-
-class Learner(Protocol):
-    """Learns the batches of a query."""
-
-    @property
-    def history(self) -> list[dict[str, Any]]:
-        """A dict for each of the last batches."""
-
-    def between_batches(self) -> AbstractContextManager[None]:
-        """Wait for the batch that is being learned, and let no other begin inside the block."""
 
 
 class OnlineQuery:
@@ -32,7 +20,7 @@ class OnlineQuery:
         online: as given.
     """
 
-    def __init__(self, query: StreamingQuery, online: Learner) -> None:
+    def __init__(self, query: StreamingQuery, online: Any) -> None:
         self.query = query
         self.online = online
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from sparkdl.optim.closure import evaluate
+from sparkdl.optim.reducing import evaluate
 
 
 class AdagradDecay(torch.optim.Optimizer):
@@ -56,14 +56,7 @@ class AdagradDecay(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Make one step.
-
-        Args:
-            closure: evaluates the model again and returns the loss.
-
-        Returns:
-            The closure's loss, if there is one.
-        """
+        """Make one step; return the loss of ``closure``, which evaluates the model again."""
         loss = evaluate(closure)
         for group in self.param_groups:
             for weight in group["params"]:

@@ -12,8 +12,6 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from sparkdl.optim.closure import evaluate
-
 
 class ReducingOptimizer(torch.optim.Optimizer):
     """An optimizer whose step needs sums over weights that one shard does not hold.
@@ -50,14 +48,7 @@ class ReducingOptimizer(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Make one step on the whole model.
-
-        Args:
-            closure: evaluates the model again and returns the loss.
-
-        Returns:
-            The closure's loss, if there is one.
-        """
+        """Make one step on the whole model; return the loss of ``closure``, which evaluates it again."""
         loss = evaluate(closure)
         self.apply(self.partials())
         return loss
@@ -67,6 +58,14 @@ class ReducingOptimizer(torch.optim.Optimizer):
         for group in self.param_groups:
             for tensor in group["params"]:
                 yield group, tensor
+
+
+def evaluate(closure: Callable[[], float] | None) -> float | None:
+    """Evaluate the model again, with gradients, if a step was asked to."""
+    if closure is None:
+        return None
+    with torch.enable_grad():
+        return closure()
 
 
 def norm_squares(first: Tensor, second: Tensor) -> Tensor:

@@ -51,10 +51,7 @@ def numbers_of(values: Any, **options: Any) -> pa.Array:
     """Return a column as an Arrow array, also one of integers that doubles cannot hold beside fractions.
 
     Arrow refuses these, and integers beyond 64 bits; Spark rounds them. Whole numbers alone stay exact.
-
-    Args:
-        values: what ``pyarrow.array`` takes.
-        **options: likewise.
+    ``values`` and ``options`` are what ``pyarrow.array`` takes.
     """
     try:
         return pa.array(values, **options)
