@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from pyarrow.csv import write_csv
+from support.checkpoints import save
 from support.models import mlp
 from support.runs import FakeRun
 
@@ -87,7 +88,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     Path("token").chmod(0o600)
     checkpoints = CheckpointFolder(tmp_path / "runs" / "lenet")
     checkpoints.create()
-    checkpoints.save(mlp(), TrainState(iteration=1200), {})
+    save(checkpoints, mlp(), TrainState(iteration=1200), {})
     return tmp_path
 
 

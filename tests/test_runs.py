@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from fsspec.implementations.local import LocalFileSystem
+from support.checkpoints import save
 from support.models import mlp
 from support.runs import FakeRun
 
@@ -24,7 +25,7 @@ def checkpoint(folder: Path, iteration: int, best: float) -> None:
     checkpoints = CheckpointFolder(folder)
     checkpoints.create()
     state = TrainState(epoch=1, iteration=iteration, step=1, loss=0.125, best_score=best)
-    checkpoints.save(mlp(), state, {})
+    save(checkpoints, mlp(), state, {})
 
 
 @pytest.fixture

@@ -26,9 +26,13 @@ from sparkdl.train.loop import Loop
 from sparkdl.train.options.config import TrainConfig
 from sparkdl.train.options.elastic import Elastic
 from sparkdl.train.passes.dry_run import dry_run
-from sparkdl.train.passes.validation import Monitor, check_validation, validation_sets
-from sparkdl.train.passes.validator import Validator
-from sparkdl.train.passes.weights import check_weights
+from sparkdl.train.passes.validation import (
+    Monitor,
+    Validator,
+    check_validation,
+    check_weights,
+    validation_sets,
+)
 from sparkdl.train.recipe import Recipe
 from sparkdl.train.result import StoppedBy
 from sparkdl.train.run import Run

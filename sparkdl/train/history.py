@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
@@ -201,9 +201,6 @@ class History(Sequence[dict[str, Any]]):
         extras = {name: column[index] for name, column in self._extras.items()}
         row["extras"] = {name: value for name, value in extras.items() if not math.isnan(value)}
         return row
-
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        return (self[index] for index in range(len(self)))
 
     @property
     def columns(self) -> tuple[str, ...]:

@@ -27,7 +27,7 @@ from sparkdl.train.keyed import Counters
 from sparkdl.train.options.averaging import kind_of
 from sparkdl.train.options.elastic import Elastic, PartitionWatch
 from sparkdl.train.options.stragglers import Deadlines
-from sparkdl.train.passes.validator import Validator
+from sparkdl.train.passes.validation import Validator
 from sparkdl.train.planning.costs import Kind
 from sparkdl.train.recovery import CommittedModel, Recovery
 from sparkdl.train.result import StoppedBy

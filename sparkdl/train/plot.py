@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Iterator
+from itertools import cycle
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -37,23 +38,6 @@ _BINS = 300  # more than that no eye tells apart
 _MAX_EPOCH_LINES = 30
 
 
-class Columns(Protocol):
-    """What is drawn: a :class:`sparkdl.train.History`."""
-
-    validations: list[dict[str, Any]]
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, index: int) -> Mapping[str, Any]: ...
-
-    @property
-    def columns(self) -> Sequence[str]:
-        """Names of all columns."""
-
-    def column(self, name: str) -> Sequence[Any]:
-        """Return one value of every iteration."""
-
-
 class Shown(Figure):
     """A figure that notebooks show, whether pyplot is set up or not."""
 
@@ -63,8 +47,8 @@ class Shown(Figure):
         return file.getvalue()
 
 
-def plot(history: Columns) -> Figure:
-    """Draw loss, validation scores, learning rate and seconds by phase over the iterations."""
+def plot(history: Any) -> Figure:
+    """Draw loss, validation scores, learning rate and seconds by phase of a ``sparkdl.train.History``."""
     losses, scores = _split(_validations(history))
     panels = list(_panels(scores))
     middle: list[str] = [*(title for title, _ in panels), "Learning rate"]
@@ -97,7 +81,7 @@ Series = dict[str, tuple[Array, Array]]
 """Iterations and values by ``"set metric"``."""
 
 
-def _validations(history: Columns) -> Series:
+def _validations(history: Any) -> Series:
     found: dict[str, tuple[list[int], list[float]]] = {}
     for row in history.validations:
         for metric, value in row.items():
@@ -129,7 +113,7 @@ def _pairs(titles: list[str]) -> list[list[str]]:
     return [[*titles[i : i + 2], titles[i]][:2] for i in range(0, len(titles), 2)]
 
 
-def _summary(history: Columns) -> str:
+def _summary(history: Any) -> str:
     seconds, samples = sum(history.column("seconds")), sum(history.column("samples"))
     epochs = history[-1]["epoch"]
     return (
@@ -175,7 +159,7 @@ def _draw_loss(ax: Axes, iterations: Array, loss: Array, validation: Series) -> 
     else:
         ax.plot(iterations, loss, color=_LOSS, linewidth=0.9, alpha=0.35)
         ax.plot(iterations, smooth, color=_LOSS, linewidth=1.8, label="training, smoothed")
-    for color, (name, (at, values)) in zip(_cycle(), validation.items(), strict=False):
+    for color, (name, (at, values)) in zip(cycle(_SERIES), validation.items(), strict=False):
         ax.plot(at, values, color=color, **_points(at), label=name)
     shown = np.concatenate([smooth, *(values for _, values in validation.values())])
     if smooth.min() > 0 and smooth.max() > 50 * smooth.min() and loss.min() > 0:
@@ -200,7 +184,7 @@ def _draw_loss(ax: Axes, iterations: Array, loss: Array, validation: Series) -> 
 
 
 def _draw_scores(ax: Axes, series: Series) -> None:
-    for color, (name, (at, values)) in zip(_cycle(), series.items(), strict=False):
+    for color, (name, (at, values)) in zip(cycle(_SERIES), series.items(), strict=False):
         ax.plot(at, values, color=color, **_points(at), label=f"{name}  {values[-1]:.4g}")
     _legend(ax)
 
@@ -217,7 +201,7 @@ def _draw_rate(ax: Axes, iterations: Array, rate: Array) -> None:
     ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.3g}"))
 
 
-def _draw_phases(ax: Axes, iterations: Array, history: Columns) -> None:
+def _draw_phases(ax: Axes, iterations: Array, history: Any) -> None:
     """Stack the phases' mean seconds; small ones are part of ``other``."""
     seconds = np.array(history.column("seconds"))
     found = (name.removeprefix("phases.") for name in history.columns if name.startswith("phases."))
@@ -240,7 +224,7 @@ def _draw_phases(ax: Axes, iterations: Array, history: Columns) -> None:
     at = _bins(iterations, np.mean)
     at = np.concatenate([[iterations[0] - 0.5], at, [iterations[-1] + 0.5]])
     binned = [np.pad(_bins(values, np.mean), 1, mode="edge") for values in layers.values()]
-    colors = [_PHASES.get(name, color) for name, color in zip(layers, _cycle(), strict=False)]
+    colors = [_PHASES.get(name, color) for name, color in zip(layers, cycle(_SERIES), strict=False)]
     labels = [f"{name}  {share:.0%}" for name, share in shares.items()]
     ax.stackplot(at, *binned, colors=colors, labels=labels, linewidth=0, step="mid")
     height = np.sum(binned, axis=0)
@@ -259,7 +243,7 @@ def _draw_phases(ax: Axes, iterations: Array, history: Columns) -> None:
     )
 
 
-def _draw_epochs(axes: list[Axes], history: Columns) -> bool:
+def _draw_epochs(axes: list[Axes], history: Any) -> bool:
     """Mark where epochs begin, unless there are too many to tell apart."""
     epochs = np.array(history.column("epoch"))
     starts = np.flatnonzero(np.diff(epochs)) + 1
@@ -273,11 +257,6 @@ def _draw_epochs(axes: list[Axes], history: Columns) -> bool:
 
 def _legend(ax: Axes) -> None:
     ax.legend(frameon=False, fontsize=8.5, labelcolor=_INK, loc="best", handlelength=1.4)
-
-
-def _cycle() -> Iterator[str]:
-    while True:
-        yield from _SERIES
 
 
 def _smooth(values: Array) -> Array:

@@ -104,7 +104,7 @@ class Run:
     source: Base | None = None
     identity: Identity = field(default_factory=Identity.begin)
     _write_back: Callable[[Snapshot], nn.Module]
-    _trained: Trained | None = None
+    _trained: Trained = field(init=False, repr=False, compare=False)
     _replacement: Snapshot | None = None
 
     def __post_init__(self) -> None:
@@ -113,11 +113,6 @@ class Run:
     def follow(self, trained: Trained) -> None:
         """Take weights and checkpoints from a loop; for the Trainer, before hooks see the run."""
         self._trained = trained
-
-    @property
-    def _loop(self) -> Trained:
-        assert self._trained is not None  # hooks see the run only while the loop runs
-        return self._trained
 
     def _repr_html_(self) -> str:
         return shown.run(self)
@@ -128,11 +123,11 @@ class Run:
 
     def snapshot(self) -> Snapshot:
         """Return the weights as they are; cheap, for nothing is copied."""
-        return self._replacement or self._loop.current()
+        return self._replacement or self._trained.current()
 
     def averaged(self) -> Snapshot:
         """Return the averaged weights (``averaging=``), or the current ones without averaging."""
-        return self._replacement or self._loop.averaged()
+        return self._replacement or self._trained.averaged()
 
     def trained_module(self, snapshot: Snapshot | None = None, *, rows: bool = True) -> nn.Module:
         """Return a copy of the module with the given weights, by default the current ones.
@@ -143,7 +138,7 @@ class Run:
         """
         module = self._write_back(snapshot or self.snapshot())
         if rows:
-            fill(module, self._loop.rows())
+            fill(module, self._trained.rows())
         mark(module, self.identity.at(self.state.iteration))
         return module
 
@@ -177,7 +172,7 @@ class Run:
         Raises:
             TaskError: if the state cannot be read from the executors.
         """
-        return self._loop.point(with_state, since)
+        return self._trained.point(with_state, since)
 
     def write_shards(self, folder: str, since: int = 0) -> dict[str, str]:
         """Let the executors write the optimizer's state into a folder that they all reach.
@@ -192,7 +187,7 @@ class Run:
         Raises:
             TaskError: if the state cannot be read, or the files cannot be written.
         """
-        return self._loop.write_shards(folder, since)
+        return self._trained.write_shards(folder, since)
 
     def stop(self, reason: str) -> None:
         """End the run after the current iteration and its hooks."""

@@ -70,15 +70,15 @@ class Shipped:
 @contextmanager
 def shipped(access: Access, store: PartitionStore, spec: FitSpec) -> Iterator[Shipped]:
     """Send the fixed part and the module's weights; release everything at the end."""
-    partitions = len(store.partitions)
-    spec = replace(spec, threads=threads_per_task(store.executors, partitions))
+    threads = threads_per_task(store.executors, len(store.partitions))
+    spec = replace(spec, threads=threads)
     data_of_spec = serialize.dumps(spec, "the training setup")
     first = FlatModule(serialize.loads(data_of_spec).module, spec.layout)
     sent = access.send(data_of_spec)
     ship: Shipped | None = None
     under_way: BaseException | None = None
     try:
-        profile = task_profile(access, store.executors, partitions)
+        profile = access.profile(threads)
         cluster = Cluster(access, profile)
         weights = Weights(cluster, first.params.numpy(), first.buffers(), first.counters())
         ship = Shipped(
@@ -111,8 +111,3 @@ def threads_per_task(executors: Executors, partitions: int) -> int:
     """
     tasks = min(-(-partitions // executors.count), executors.tasks)
     return max(1, executors.cores // tasks)
-
-
-def task_profile(access: Access, executors: Executors, partitions: int) -> Any:
-    """Return the resource profile that gives a task its threads' cores, where Spark can."""
-    return access.profile(threads_per_task(executors, partitions))

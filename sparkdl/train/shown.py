@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import nn
 
@@ -12,9 +12,6 @@ from sparkdl import html
 from sparkdl.nn import shown
 from sparkdl.train.options.config import TrainConfig
 from sparkdl.train.state import TrainState
-
-if TYPE_CHECKING:
-    from sparkdl.train.plot import Columns
 
 _PLACE = ("epoch", "iteration", "name")
 _LARGE = (480, 96)  # size of a line that one looks at while it grows, in pixels
@@ -57,7 +54,7 @@ def ending(state: TrainState, stopped_by: str, scores: Mapping[str, float]) -> s
     return f"{length}, stopped by {stopped_by}{found}"
 
 
-def history(found: Columns) -> str:
+def history(found: Any) -> str:
     """Return a history: its length, and lines of loss and scores."""
     facts: dict[str, object] = {"iterations": f"{len(found):,}"}
     if len(found):
@@ -82,7 +79,7 @@ def run(found: Any) -> str:
     return html.block(f"Run of {found.name}", facts, curves(history, found.scores, _LARGE))
 
 
-def _from_files(history: Columns) -> dict[str, object]:
+def _from_files(history: Any) -> dict[str, object]:
     """Return what a scan has read, and how long steps have waited for its rows; nothing of other rows."""
     nbytes = sum(history.column("bytes.files")) if len(history) else 0
     if not nbytes:
@@ -93,7 +90,7 @@ def _from_files(history: Columns) -> dict[str, object]:
     }
 
 
-def curves(history: Columns, scores: dict[str, float], size: tuple[int, int] = html.SMALL) -> str:
+def curves(history: Any, scores: dict[str, float], size: tuple[int, int] = html.SMALL) -> str:
     """Return a table of loss and scores: first and last value, and a line of some size."""
     series = {"loss": [float(value) for value in history.column("loss")]}
     for name in scores:

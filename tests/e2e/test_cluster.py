@@ -39,7 +39,7 @@ from sparkdl.data.store.partition import Token
 from sparkdl.data.streams import Dealt
 from sparkdl.optim import LAMB, ClipByNorm
 from sparkdl.train import EMA, Hook, MaxIteration
-from sparkdl.train.shipped import Shipped, task_profile, threads_per_task
+from sparkdl.train.shipped import Shipped, threads_per_task
 from sparkdl.wire import frame
 
 ADAM = partial(torch.optim.Adam, lr=1e-3)
@@ -377,5 +377,5 @@ def test_the_confs_of_a_local_session_limit_its_tasks() -> None:
 
 
 def test_no_profile_for_one_thread_or_local_mode(spark: Any) -> None:
-    assert task_profile(access_to(spark), session.Executors(1, 2), 1) is None
-    assert task_profile(access_to(spark), session.Executors(2, 1), 2) is None
+    assert access_to(spark).profile(threads_per_task(session.Executors(1, 2), 1)) is None
+    assert access_to(spark).profile(threads_per_task(session.Executors(2, 1), 2)) is None

@@ -7,11 +7,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from sparkdl.nn.parameters import layout_of
 from sparkdl.optim import optimizer_spec
 from sparkdl.optim.describe import describe_optimizer
 from sparkdl.optim.shard.optimizer import ShardOptimizer
+from sparkdl.train.checkpoint import CheckpointFiles, CheckpointFolder
 from sparkdl.train.checkpoint.resume import ResumePoint
 from sparkdl.train.checkpoint.setting import setting_of
 from sparkdl.train.history import History
@@ -72,3 +74,11 @@ def point() -> ResumePoint:
         slot=120,
         hooks={"EarlyStopping.0": {"best": np.arange(3.0), "stale": 1}},
     )
+
+
+def save(
+    folder: CheckpointFolder, module: nn.Module, state: TrainState, scores: Any, point: Any = None
+) -> str:
+    """Write a checkpoint of a folder, and return its path; without a point one for inference only."""
+    files = CheckpointFiles.of(module, state, scores, point)
+    return folder.finish(folder.begin(state.iteration), files, {})

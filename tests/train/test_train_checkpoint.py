@@ -9,6 +9,7 @@ import fsspec
 import pytest
 import safetensors.torch
 import torch
+from support.checkpoints import save
 from support.models import Everything
 from torch import nn
 
@@ -38,7 +39,7 @@ def at(iteration):
 def write(folder, *iterations, module=None):
     checkpoints = CheckpointFolder(folder)
     checkpoints.create()
-    return [checkpoints.save(module or nn.Linear(2, 1), at(i), SCORES) for i in iterations]
+    return [save(checkpoints, module or nn.Linear(2, 1), at(i), SCORES) for i in iterations]
 
 
 def names(folder):
@@ -151,7 +152,7 @@ def test_a_failed_write_leaves_nothing(tmp_path, monkeypatch, written):
 
     monkeypatch.setattr(CheckpointFolder, "_put", fail)
     with pytest.raises(OSError, match="disk full"):
-        CheckpointFolder(tmp_path).save(nn.Linear(2, 1), at(6), {})
+        save(CheckpointFolder(tmp_path), nn.Linear(2, 1), at(6), {})
     assert names(str(tmp_path)) == ["iteration-00000005"]
 
 
@@ -168,7 +169,7 @@ def test_a_failed_remote_write_is_no_checkpoint(monkeypatch):
 
     monkeypatch.setattr(memory, "pipe_file", fail_at_the_mark)
     with pytest.raises(OSError, match="connection lost"):
-        CheckpointFolder(folder).save(nn.Linear(2, 1), at(6), {})
+        save(CheckpointFolder(folder), nn.Linear(2, 1), at(6), {})
     assert latest(folder).endswith("/iteration-00000005")
     memory.rm(folder, recursive=True)
 

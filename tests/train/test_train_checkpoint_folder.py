@@ -16,6 +16,7 @@ from typing import Any
 
 import fsspec
 import pytest
+from support.checkpoints import save
 from torch import nn
 
 from sparkdl.exceptions import CheckpointError, ConfigError
@@ -50,7 +51,7 @@ def files(folder: str) -> list[str]:
 
 def write(folder: CheckpointFolder, *iterations: int) -> None:
     for iteration in iterations:
-        folder.save(nn.Linear(2, 1), TrainState(iteration=iteration), {})
+        save(folder, nn.Linear(2, 1), TrainState(iteration=iteration), {})
 
 
 def made(path: str, *iterations: int) -> CheckpointFolder:
@@ -202,11 +203,12 @@ def test_a_run_that_was_killed_holds_nothing_back(tmp_path: Path) -> None:
     program = """
         import os, sys, time
         from torch import nn
-        from sparkdl.train.checkpoint import CheckpointFolder
+        from sparkdl.train.checkpoint import CheckpointFiles, CheckpointFolder
         from sparkdl.train.state import TrainState
         folder = CheckpointFolder(sys.argv[1])
         folder.claim("killed")
-        folder.save(nn.Linear(2, 1), TrainState(iteration=1), {})
+        files = CheckpointFiles.of(nn.Linear(2, 1), TrainState(iteration=1), {}, None)
+        folder.finish(folder.begin(1), files, {})
         folder.begin(2)
         child = os.fork()
         if child:

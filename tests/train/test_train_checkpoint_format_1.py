@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.checkpoints import ITERATION, LAYOUT, MODULE, STATE, point, setting
+from support.checkpoints import ITERATION, LAYOUT, MODULE, STATE, point, save, setting
 from support.models import Everything
 
 from sparkdl.allreduce.shard_states import unpacked
@@ -79,6 +79,6 @@ def test_files_of_today_are_no_part_of_it(folder: Path) -> None:
 
 def test_its_files_are_deleted_with_it(folder: Path) -> None:
     later = CheckpointFolder(folder)
-    later.save(MODULE, replace(STATE, iteration=ITERATION + 1), {}, point())
+    save(later, MODULE, replace(STATE, iteration=ITERATION + 1), {}, point())
     later.prune(1)
     assert not (folder / NAME).exists()

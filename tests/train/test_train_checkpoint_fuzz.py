@@ -15,7 +15,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.checkpoints import ITERATION, LAYOUT, MODULE, STATE, point, setting
+from support.checkpoints import ITERATION, LAYOUT, MODULE, STATE, point, save, setting
 from support.models import Everything
 from support.mutations import (
     Damage,
@@ -42,7 +42,7 @@ DAMAGES: dict[str, Damage] = {".json": damaged_json, ".safetensors": damaged_saf
 def tree() -> Iterator[Tree]:
     with tempfile.TemporaryDirectory() as folder:
         checkpoints = CheckpointFolder(folder)
-        path = checkpoints.save(MODULE, STATE, {"valid/loss": 0.25}, point())
+        path = save(checkpoints, MODULE, STATE, {"valid/loss": 0.25}, point())
         yield read_tree(Path(path))
 
 

@@ -19,6 +19,7 @@ import fsspec
 import numpy as np
 import pytest
 import torch
+from support.checkpoints import save
 from support.data import as_dataset, partitioned
 from support.models import Everything, mlp
 from support.reference import assert_bit_equal
@@ -387,7 +388,7 @@ def test_hadoops_file_systems(data: Dataset, hadoop: str, tmp_path: Path) -> Non
 @pytest.mark.jvm
 def test_hadoop_folders_are_taken_literally_and_by_one_run(hadoop: str, tmp_path: Path) -> None:
     def write(folder: CheckpointFolder, iteration: int) -> None:
-        folder.save(nn.Linear(2, 1), TrainState(iteration=iteration), {})
+        save(folder, nn.Linear(2, 1), TrainState(iteration=iteration), {})
 
     other = CheckpointFolder(f"{hadoop}/run1")
     write(other, 1)
@@ -423,13 +424,13 @@ def test_hadoop_folders_are_taken_literally_and_by_one_run(hadoop: str, tmp_path
 def test_hadoop_moves_no_checkpoint_into_another(hadoop: str, monkeypatch: Any) -> None:
     """Of two runs that finish at the same time, the second is told so."""
     folder = CheckpointFolder(f"{hadoop}/run")
-    folder.save(nn.Linear(2, 1), TrainState(iteration=5), {})
+    save(folder, nn.Linear(2, 1), TrainState(iteration=5), {})
     exists = HadoopFileSystem.exists
     monkeypatch.setattr(
         HadoopFileSystem, "exists", lambda fs, path: not path.endswith("-00000005") and exists(fs, path)
     )
     with pytest.raises(FileExistsError, match="iteration-00000005 is there already"):
-        folder.save(nn.Linear(2, 1), TrainState(iteration=5), {})
+        save(folder, nn.Linear(2, 1), TrainState(iteration=5), {})
     monkeypatch.undo()
     assert set(folder._store.entries(folder.complete()[5])) == {"model.safetensors", "state.json"}
     assert list(folder._store.entries(f"{hadoop}/run")) == ["iteration-00000005"]

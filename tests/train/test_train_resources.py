@@ -18,7 +18,7 @@ from sparkdl._spark.jobs import FrameJobs
 from sparkdl._spark.tasks import task_resources
 from sparkdl.access.classic import task_resource_amounts
 from sparkdl.train import MaxIteration
-from sparkdl.train.shipped import task_profile
+from sparkdl.train.shipped import threads_per_task
 
 
 def test_amounts_of_task_resources() -> None:
@@ -36,7 +36,7 @@ def test_one_task_on_each_executor_has_all_its_cores_and_keeps_its_gpu(sessions:
     spark = sessions.get("local-cluster[2,2,1024]", **one_gpu(tmp_path))
     with Dataset.from_numpy(np.zeros((8, 2), np.float32), spark=spark) as data:
         store = data.store()
-        profile = task_profile(data.access, store.executors, len(store.partitions))
+        profile = data.access.profile(threads_per_task(store.executors, len(store.partitions)))
         assert profile is not None
         jobs = FrameJobs(spark.sparkContext)
         found = jobs.collect(jobs.stage(store.tokens, _resources, profile=profile))

@@ -15,7 +15,7 @@ from typing import Any
 import fsspec
 import pytest
 import torch
-from support.checkpoints import LAYOUT, MODULE, STATE, point, setting
+from support.checkpoints import LAYOUT, MODULE, STATE, point, save, setting
 from support.models import Everything, mlp
 from torch import nn
 
@@ -38,7 +38,7 @@ NAME = f"iteration-{STATE.iteration:08d}"
 def folder(request: Any, tmp_path: Path) -> Iterator[str]:
     """A folder with a checkpoint, as a path and as a URL."""
     path = str(tmp_path) if request.param == "local" else f"memory://{uuid.uuid4().hex}"
-    CheckpointFolder(path).save(MODULE, STATE, {}, point())
+    save(CheckpointFolder(path), MODULE, STATE, {}, point())
     yield path
     if request.param == "memory":
         fs = fsspec.filesystem("memory")
@@ -102,7 +102,7 @@ def test_a_checkpoint_that_is_not_damaged_stays_and_the_error_says_why(
 
 def test_a_full_disk_while_reading_is_no_damage(monkeypatch: Any) -> None:
     url = f"memory://{uuid.uuid4().hex}"
-    CheckpointFolder(url).save(MODULE, STATE, {}, point())
+    save(CheckpointFolder(url), MODULE, STATE, {}, point())
     before = contents(url)
     memory = fsspec.filesystem("memory")
     with full_disk(monkeypatch, memory, "get_file"), pytest.raises(ConfigError, match="No space left"):
@@ -114,7 +114,7 @@ def test_a_full_disk_while_reading_is_no_damage(monkeypatch: Any) -> None:
 
 
 def test_files_that_cannot_be_read_are_no_damage(tmp_path: Path, monkeypatch: Any) -> None:
-    CheckpointFolder(tmp_path).save(MODULE, STATE, {}, point())
+    save(CheckpointFolder(tmp_path), MODULE, STATE, {}, point())
     before = contents(str(tmp_path))
     with (
         full_disk(monkeypatch, shard_files, "digest_of"),
@@ -152,7 +152,7 @@ def test_checkpoints_of_earlier_releases_can_be_read(tmp_path: Path) -> None:
         if k not in ("optimizer", "inner_optimizer", "dtype", "buffers", "dealt")
     }
     earlier = ResumePoint(**{**{f: getattr(whole, f) for f in whole.__slots__}, "setting": old})
-    CheckpointFolder(tmp_path).save(MODULE, STATE, {}, earlier)
+    save(CheckpointFolder(tmp_path), MODULE, STATE, {}, earlier)
     path = tmp_path / NAME / "state.json"
     mark = json.loads(path.read_text())
     del mark["seal"]

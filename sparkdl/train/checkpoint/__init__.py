@@ -22,13 +22,12 @@ the names above.
 
 from sparkdl.train.checkpoint.contents import CheckpointFiles, tensors_of
 from sparkdl.train.checkpoint.folder import CheckpointFolder
-from sparkdl.train.checkpoint.mark import DAMAGED, FORMAT, STATE, TRAINING, WEIGHTS
+from sparkdl.train.checkpoint.mark import DAMAGED, STATE, TRAINING, WEIGHTS
 from sparkdl.train.checkpoint.reading import export_weights, latest, load_weights, read_point, read_told
 from sparkdl.train.checkpoint.store import Path
 
 __all__ = [
     "DAMAGED",
-    "FORMAT",
     "STATE",
     "TRAINING",
     "WEIGHTS",

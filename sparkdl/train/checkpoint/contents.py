@@ -53,18 +53,10 @@ class CheckpointFiles:
         point: ResumePoint | None,
         base: int = 0,
     ) -> CheckpointFiles:
-        """Collect the content of a checkpoint.
+        """Collect the content of a checkpoint; without a ``point`` it is for inference only.
 
-        Args:
-            module: module with the weights. If there is a point, rows of embedding variables are with the
-                shards, and those of the module do not count.
-            state: where the run is.
-            scores: value by metric.
-            point: the state to go on from; without it the checkpoint is for inference only.
-            base: see the attribute.
-
-        Raises:
-            ConfigError: if the module's state_dict holds something other than tensors.
+        With one, rows of embedding variables are with the shards, and those of the module do not count.
+        Raises ConfigError if the module's state_dict holds something other than tensors.
         """
         rows = in_shards(module) if point is not None else frozenset()
         tensors, aliases = tensors_of(module, leave_out=rows)

@@ -12,16 +12,12 @@ from functools import partial
 from itertools import count
 from typing import Any
 
-from torch import nn
-
 from sparkdl.allreduce.shard_files import Merge
 from sparkdl.exceptions import ConfigError
 from sparkdl.train.checkpoint.claim import Claim
 from sparkdl.train.checkpoint.contents import CheckpointFiles
 from sparkdl.train.checkpoint.mark import DRAFT, STATE, Base, Mark, is_own, is_shard, sealed
-from sparkdl.train.checkpoint.resume import ResumePoint
 from sparkdl.train.checkpoint.store import CheckpointStore, Path, join
-from sparkdl.train.state import TrainState
 from sparkdl.wire.frame import Buffer
 
 _NAME = re.compile(r"iteration-([0-9]{8,})", re.ASCII)
@@ -29,15 +25,9 @@ _DRAFT_NAME = re.compile(r"\.iteration-[0-9]{8,}\.[0-9a-f]{32}", re.ASCII)
 
 
 class CheckpointFolder:
-    """The checkpoints of one run, in a local or remote folder.
+    """The checkpoints of one run, in a local or remote folder; ConfigError if it cannot be opened.
 
     Nothing is deleted there but the files of checkpoints, by their names.
-
-    Args:
-        path: folder, or URL of a folder that fsspec can open.
-
-    Raises:
-        ConfigError: if the URL cannot be opened.
     """
 
     def __init__(self, path: Path) -> None:
@@ -48,7 +38,7 @@ class CheckpointFolder:
     @property
     def reached_by_executors(self) -> bool:
         """Whether tasks on other machines can write here too, as far as its kind tells."""
-        return not self._store.renames and not self._store.in_memory
+        return not self._store.renames and "memory" not in self._store.fs.protocol
 
     def create(self) -> None:
         """Make the folder if there is none, and remove what a crash has left half-written.
@@ -129,7 +119,7 @@ class CheckpointFolder:
         """Write a small file and delete it again; raises ConfigError if that fails."""
         probe = self._full(f".{name_of(0)}.{uuid.uuid4().hex}")
         try:
-            self._put(json.dumps("can this be written?").encode(), probe)
+            self._store.write(probe, json.dumps("can this be written?").encode())
             self._store.delete(probe)
         except OSError as error:
             raise ConfigError(f"cannot write to the checkpoint folder {self._root}: {error}") from error
@@ -152,7 +142,7 @@ class CheckpointFolder:
             if self._store.entries(place):
                 raise FileExistsError(f"{place} is there already")
             self._store.make(place)
-            self._put(b"{}", join(place, DRAFT))
+            self._store.write(join(place, DRAFT), b"{}")
         return self._store.outside(place)
 
     def finish(
@@ -169,7 +159,7 @@ class CheckpointFolder:
         try:
             found = dict(digests)
             for name, data in files.contents():
-                self._put(data, join(inside, name))
+                self._store.write(join(inside, name), data)
                 found[name] = hashlib.sha256(data).hexdigest()
             if merge is not None:
                 whole = merge(place, found, partial(self._write_whole, inside))
@@ -180,7 +170,7 @@ class CheckpointFolder:
             mark: dict[str, Any] = {**files.mark, "sha256": found}
             if files.base:
                 mark["base"] = {"iteration": files.base, "seal": self._mark(files.base).seal}
-            self._put(sealed(mark), join(inside, STATE))
+            self._store.write(join(inside, STATE), sealed(mark))
             if self._store.renames:
                 self._store.sync(inside)
                 self._store.rename(inside, final)
@@ -199,26 +189,9 @@ class CheckpointFolder:
         except OSError:
             pass  # the next run's create() tries again
 
-    def save(
-        self,
-        module: nn.Module,
-        state: TrainState,
-        scores: Mapping[str, float],
-        point: ResumePoint | None = None,
-    ) -> str:
-        """Write a checkpoint and return its path; errors as of :meth:`begin`.
-
-        Raises ConfigError if the module's state_dict holds something other than tensors.
-        """
-        files = CheckpointFiles.of(module, state, scores, point)
-        return self.finish(self.begin(state.iteration), files, {})
-
     def _write_whole(self, folder: str, name: str, parts: Iterable[Buffer]) -> str:
         self._check_claim()
         return self._store.write_whole(join(folder, name), parts)
-
-    def _put(self, data: bytes, path: str) -> None:
-        self._store.write(path, data)
 
     def _mark(self, iteration: int) -> Mark:
         """Return the mark of a complete checkpoint."""
@@ -263,7 +236,7 @@ class CheckpointFolder:
             self._check_claim()
         for path in own:
             if not self._store.renames:
-                self._put(b"{}", join(path, DRAFT))  # so that a crash leaves what create() removes
+                self._store.write(join(path, DRAFT), b"{}")  # so that a crash leaves what create() removes
             elif all(is_own(name) for name in self._store.entries(path)):
                 draft = self._full(f".{posixpath.basename(path)}.{uuid.uuid4().hex}")
                 self._store.rename(path, draft)
@@ -286,7 +259,7 @@ class CheckpointFolder:
         try:
             mark = Mark.parse(where, self._store.read(join(path, STATE)))
             row |= {"state": dict(mark.state), "scores": dict(mark.scores)}
-            row["bytes"] = sum(self._store.size(join(path, name)) for name in mark.digests)
+            row["bytes"] = sum(int(self._store.fs.size(join(path, name))) for name in mark.digests)
             changed = [
                 name
                 for name, digest in mark.digests.items()

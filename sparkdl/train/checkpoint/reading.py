@@ -81,8 +81,7 @@ def load_weights(path: Path, module: nn.Module) -> None:
 def read_point(path: Path) -> ResumePoint:
     """Read the state from which a run goes on.
 
-    Raises:
-        ConfigError: if there is no complete checkpoint, it has weights only, cannot be read, or is damaged.
+    ConfigError if there is no complete checkpoint, it has weights only, cannot be read, or is damaged.
     """
     with _reading(path) as checkpoint:
         if TRAINING not in checkpoint.mark.digests:
@@ -98,11 +97,7 @@ def read_point(path: Path) -> ResumePoint:
 
 
 def read_told(path: Path) -> Mapping[str, Any]:
-    """Read what a checkpoint tells beside tensors: the run's state, states of hooks and the like.
-
-    Raises:
-        ConfigError: if there is no complete checkpoint, it cannot be read, or is damaged.
-    """
+    """Read what a checkpoint tells beside tensors, as states of hooks; errors as of :func:`read_point`."""
     with _reading(path) as checkpoint, checkpoint.verified(TRAINING) as file:
         with safe_open(file, "numpy") as opened:
             told: Mapping[str, Any] = json.loads(opened.metadata()["sparkdl"])
@@ -112,9 +107,7 @@ def read_told(path: Path) -> Mapping[str, Any]:
 def export_weights(path: Path, file: str) -> None:
     """Write a checkpoint's state_dict to a local safetensors file, with all rows of embedding variables.
 
-    Raises:
-        ConfigError: if there is no complete checkpoint, it cannot be read, or is damaged; or if the file
-            cannot be written.
+    Errors are as of :func:`load_weights`; ConfigError, too, if the file cannot be written.
     """
     with _weights(path) as (own, rows, _):
         try:

@@ -39,11 +39,6 @@ class CheckpointStore:
         self.local = isinstance(self.fs, LocalFileSystem)
         self.renames = self.local or isinstance(self.fs, HadoopFileSystem)
 
-    @property
-    def in_memory(self) -> bool:
-        """Whether it is this process's own memory."""
-        return "memory" in self.fs.protocol
-
     def make(self, folder: str) -> None:
         """Make a folder and those above it."""
         self.fs.makedirs(folder, exist_ok=True)
@@ -64,10 +59,6 @@ class CheckpointStore:
         """Return whether there is such a file or folder."""
         return bool(self.fs.exists(path))
 
-    def size(self, path: str) -> int:
-        """Return the bytes of a file."""
-        return int(self.fs.size(path))
-
     def read(self, path: str) -> bytes:
         """Return the bytes of a file."""
         self._check_kind(path)
@@ -85,10 +76,6 @@ class CheckpointStore:
         """Write a file that appears at once, or takes another one's place; return its sha256."""
         return shard_files.put_whole(self.fs, path, parts)
 
-    def copy_out(self, path: str, file: str) -> None:
-        """Copy a file to a local one."""
-        self.fs.get_file(path, file)
-
     def digest(self, path: str) -> str:
         """Return the sha256 of a file."""
         self._check_kind(path)
@@ -104,7 +91,7 @@ class CheckpointStore:
             return
         with tempfile.TemporaryDirectory() as folder:
             copy = os.path.join(folder, "file")
-            self.copy_out(path, copy)
+            self.fs.get_file(path, copy)
             yield copy
 
     def _check_kind(self, path: str) -> None:

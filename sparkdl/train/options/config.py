@@ -93,27 +93,29 @@ class TrainConfig:
             raise ConfigError(
                 f"failure_window={self.failure_window!r}: expected a positive number of seconds"
             )
-        if self.drop_stragglers is not None and not isinstance(self.drop_stragglers, DropStragglers):
-            raise ConfigError(
-                f"drop_stragglers={self.drop_stragglers!r}: expected DropStragglers(...) or None"
-            )
+        rules: tuple[tuple[str, Any, str], ...] = (
+            ("drop_stragglers", DropStragglers, "DropStragglers(...) or None"),
+            ("staleness", Staleness, "Staleness(...) or None"),
+            ("clip", Clip, "ClipByValue(...) or ClipByNorm(...)"),
+            ("averaging", Averaging, "EMA(...) or SWA(...)"),
+        )
+        for name, kind, expected in rules:
+            found = getattr(self, name)
+            if not isinstance(found, kind | None):
+                raise ConfigError(f"{name}={found!r}: expected {expected}")
         if self.staleness is not None:
-            self._check_staleness(self.staleness)
+            self._check_staleness()
         Elastic.of(self.elastic)
         if self.validation_batch_size is not None:
             _check_int("validation_batch_size", self.validation_batch_size, 1, "rows per forward pass")
         for name, value in (("end_when", self.end_when), ("validate_when", self.validate_when)):
             if not isinstance(value, Trigger):
                 raise ConfigError(f"{name}={value!r}: expected a trigger such as MaxEpoch(5)")
-        if self.clip is not None and not isinstance(self.clip, Clip):
-            raise ConfigError(f"clip={self.clip!r}: expected ClipByValue(...) or ClipByNorm(...)")
         if self.combine not in ("mean", "adasum"):
             raise ConfigError(f"combine={self.combine!r}: expected 'mean' or 'adasum'")
         codec_of(self.gradient_codec)
         cast_of(self.weights_codec)
         self._check_local_steps()
-        if self.averaging is not None and not isinstance(self.averaging, Averaging):
-            raise ConfigError(f"averaging={self.averaging!r}: expected EMA(...) or SWA(...)")
         if self.monitor_mode not in (None, "max", "min"):
             raise ConfigError(f"monitor_mode={self.monitor_mode!r}: expected 'max', 'min' or None")
         if not isinstance(self.min_delta, int | float) or not 0 <= self.min_delta < math.inf:
@@ -162,9 +164,7 @@ class TrainConfig:
         if self.drop_stragglers is not None:
             raise ConfigError("drop_stragglers cannot be combined with local_steps: leave out one of them")
 
-    def _check_staleness(self, staleness: object) -> None:
-        if not isinstance(staleness, Staleness):
-            raise ConfigError(f"staleness={staleness!r}: expected Staleness(...) or None")
+    def _check_staleness(self) -> None:
         taken = {
             "combine='adasum'": self.combine != "mean",
             f"clip={type(self.clip).__name__}(...)": self.clip is not None and self.clip.reductions > 0,

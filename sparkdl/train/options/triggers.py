@@ -254,33 +254,27 @@ class Plateaued(_OfScore):
 
 
 @dataclass(frozen=True, slots=True)
-class _Both(Trigger):
+class _Two(Trigger):
     first: Trigger
     second: Trigger
-
-    def __call__(self, previous: TrainState, current: TrainState) -> bool:
-        return self.first(previous, current) and self.second(previous, current)
 
     @property
     def foreseeable(self) -> bool:
         return self.first.foreseeable and self.second.foreseeable
+
+
+class _Both(_Two):
+    def __call__(self, previous: TrainState, current: TrainState) -> bool:
+        return self.first(previous, current) and self.second(previous, current)
 
     @property
     def needs_score(self) -> bool:
         return self.first.needs_score or self.second.needs_score
 
 
-@dataclass(frozen=True, slots=True)
-class _Either(Trigger):
-    first: Trigger
-    second: Trigger
-
+class _Either(_Two):
     def __call__(self, previous: TrainState, current: TrainState) -> bool:
         return self.first(previous, current) or self.second(previous, current)
-
-    @property
-    def foreseeable(self) -> bool:
-        return self.first.foreseeable and self.second.foreseeable
 
     def foresees(self, previous: TrainState, current: TrainState) -> bool:
         return self.first.foresees(previous, current) or self.second.foresees(previous, current)

@@ -383,9 +383,5 @@ class Logged:
 
     def scores(self, taken: Collection[str]) -> dict[str, float]:
         """Return the means, without names that are taken by others."""
-        names = [name for name in self.sums if name not in taken and name not in RESERVED]
-        return {name: _quotient(*self.sums[name]) for name in names}
-
-
-def _quotient(total: float, divisor: float) -> float:
-    return total / divisor if divisor else math.nan
+        free = {name: own for name, own in self.sums.items() if name not in taken and name not in RESERVED}
+        return {name: total / divisor if divisor else math.nan for name, (total, divisor) in free.items()}

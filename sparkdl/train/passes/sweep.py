@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from sparkdl import seeding
 from sparkdl._spark.errors import explained
@@ -119,11 +118,8 @@ def evaluating(worker: Worker, weights: BytesRef, partition: int) -> Iterator[Fl
 
 def output_of(replica: FlatModule, batch: Batch) -> Any:
     """Return the module's output for a batch, on the CPU and in no lower precision than float32."""
-    return evaluate(replica, replace(batch, weight=None), LossObjective(_no_loss)).output
-
-
-def _no_loss(output: Any, target: Any) -> Tensor:
-    return torch.zeros(())
+    no_loss = LossObjective(lambda output, target: torch.zeros(()))
+    return evaluate(replica, replace(batch, weight=None), no_loss).output
 
 
 def sweep(

@@ -1,16 +1,32 @@
-"""Validation sets of a run, and the score that is monitored."""
+"""Validation in a run: its sets, the score that is monitored, and scores for history, state and schedule."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
+from sparkdl.access.base import Published
 from sparkdl.data.dataset import Dataset
 from sparkdl.data.given import Validation
-from sparkdl.exceptions import ConfigError
+from sparkdl.data.sampler import in_order
+from sparkdl.data.store import partition as store
+from sparkdl.exceptions import ConfigError, DataError
 from sparkdl.metrics import LOSS
 from sparkdl.train.history import RESERVED
 from sparkdl.train.options.config import TrainConfig
+from sparkdl.train.passes.sweep import sweep
+from sparkdl.train.run import Run
+from sparkdl.train.scheduled import ScheduledHyper
+from sparkdl.train.state import TrainState
+from sparkdl.wire import frame
+from sparkdl.wire.frame import Parts
+
+if TYPE_CHECKING:
+    from sparkdl.train.passes.evaluate import Evaluator
+
+_BLOCK = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,3 +113,104 @@ def check_validation(config: TrainConfig, shipped: bytes, sets: Mapping[str, Dat
             "set monitor_mode to 'max' or 'min'"
         )
     return Monitor(name, score, better, config.min_delta)
+
+
+class Validator:
+    """Evaluates the validation sets of a run."""
+
+    def __init__(
+        self,
+        run: Run,
+        evaluator: Evaluator | None,
+        sets: Mapping[str, Dataset],
+        monitor: Monitor | None,
+        schedule: ScheduledHyper,
+    ) -> None:
+        self._run = run
+        self._evaluator = evaluator
+        self._sets = sets
+        self._monitor = monitor
+        self._schedule = schedule
+
+    @property
+    def has_sets(self) -> bool:
+        """Whether there is anything to validate on."""
+        return bool(self._sets)
+
+    def is_due(self, previous: TrainState, state: TrainState) -> bool:
+        """Return whether it is time for a validation."""
+        return self.has_sets and self._run.config.validate_when(previous, state)
+
+    def run(
+        self, publish: Callable[[], AbstractContextManager[Published]], call: Callable[..., None]
+    ) -> None:
+        """Evaluate all sets; the monitored score enters the state. ``call`` calls a method of all hooks.
+
+        ``publish`` makes weights available anew for each set: hooks that replace them release those before.
+        """
+        run = self._run
+        done = {row["name"] for row in run.history.validations if row["iteration"] == run.state.iteration}
+        for name, data in self._sets.items():
+            assert self._evaluator is not None
+            if name in done:  # before the error that ended the run that is resumed
+                continue
+            call("on_validation_begin", name)
+            describe = f"sparkdl fit {run.name}: epoch {run.previous.epoch + 1}, validation {name}"
+            with publish() as weights:
+                scores = self._evaluator.run(data, weights, describe, run.previous.epoch, run.state.iteration)
+            run.scores |= {f"{name}/{score}": value for score, value in scores.items()}
+            run.history.add_scores(run.state.iteration, run.previous.epoch + 1, name, scores)
+            self._note_score(name, scores)
+            call("on_validation_end", name, scores)
+
+    def _note_score(self, name: str, scores: Mapping[str, float]) -> None:
+        monitor = self._monitor
+        if monitor is None or monitor.set != name or monitor.score not in scores:
+            return
+        run, score = self._run, scores[monitor.score]
+        run.state = run.state.validated(
+            score, higher_is_better=monitor.higher_is_better, min_delta=monitor.min_delta
+        )
+        self._schedule.after_validation(score)
+
+    def monitored(self, validations: Sequence[Mapping[str, Any]]) -> dict[int, float]:
+        """Return the monitored score of each validation of a history, by completed iterations."""
+        monitor = self._monitor
+        if monitor is None:
+            return {}
+        rows = (row for row in validations if row["name"] == monitor.set and monitor.score in row)
+        return {row["iteration"]: row[monitor.score] for row in rows}
+
+
+def check_weights(data: Dataset, monitor: Monitor | None, sets: Mapping[str, Dataset]) -> None:
+    """Check that some row counts for training, and for the monitored score if that is a loss."""
+    _check(data, "there is nothing to train on")
+    if monitor is not None and monitor.score == LOSS:  # a loss counts weights; metrics count rows
+        missing = f"the monitored score, the loss on {monitor.set!r}, would never have a value"
+        _check(sets[monitor.set], missing)
+
+
+def _check(data: Dataset, missing: str) -> None:
+    """Check that some row has a weight above zero; one short job if rows have weights."""
+    if not data.plan.weighted:
+        return
+    describe = "sparkdl: look at the sample weights"
+    found = sweep(data.access, data, _any_weight, [], describe=describe, doing="looking at the weights")
+    if not any(message.meta["any"] for message in found):
+        source = next(column.source for column in data.plan.columns if column.key == "weight")
+        raise DataError(
+            f"weight column {source!r}: all {len(data)} weights are zero, so {missing}. "
+            "Expected some above zero; leave the weights out to count all rows alike",
+            code="data-value",
+        )
+
+
+def _any_weight(partition: int, frames: Iterator[bytes]) -> Iterator[bytes | Parts]:
+    """Tell whether a partition has a row with a weight above zero."""
+    (token,) = [store.Token.from_frame(frame.unpack(data)) for data in frames]
+    try:
+        blocks = range(0, token.rows, _BLOCK)
+        found = any(in_order(token, start, _BLOCK).read({"weight"})["weight"].any() for start in blocks)
+        yield frame.pack({"kind": "weights", "partition": partition, "any": bool(found)})
+    except store.PartitionMissingError:
+        yield store.missing(partition)
