@@ -16,6 +16,7 @@ from torch import nn
 import sparkdl
 from sparkdl.exceptions import ConfigError, ModelError
 from sparkdl.train.checkpoint import CheckpointFolder, latest, load_weights
+from sparkdl.train.checkpoint.store import CheckpointStore
 from sparkdl.train.state import TrainState
 
 SCORES = {"valid/accuracy": 0.5, "valid/loss": math.nan}
@@ -142,15 +143,15 @@ def test_what_a_crash_leaves_is_ignored_and_removed(folder):
 @pytest.mark.parametrize("written", [0, 1])
 def test_a_failed_write_leaves_nothing(tmp_path, monkeypatch, written):
     write(tmp_path, 5)
-    put, done = CheckpointFolder._put, []
+    write_file, done = CheckpointStore.write, []
 
-    def fail(self, data, path):
+    def fail(self, path, data):
         if len(done) == written:
             raise OSError("disk full")
         done.append(path)
-        put(self, data, path)
+        write_file(self, path, data)
 
-    monkeypatch.setattr(CheckpointFolder, "_put", fail)
+    monkeypatch.setattr(CheckpointStore, "write", fail)
     with pytest.raises(OSError, match="disk full"):
         save(CheckpointFolder(tmp_path), nn.Linear(2, 1), at(6), {})
     assert names(str(tmp_path)) == ["iteration-00000005"]
