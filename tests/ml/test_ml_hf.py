@@ -144,6 +144,7 @@ def test_a_text_that_is_missing_has_a_reason() -> None:
             assert found[number] == {**stage().encoding.tokens(text), "error": None}
 
 
+@pytest.mark.whole
 def test_rows_that_cannot_be_used_go_through_all_stages(texts: Any) -> None:
     df = texts.withColumn("text", F.expr("if(id = 3, null, text)"))
     begin = stage(onError="column", errorCol="tokenError")

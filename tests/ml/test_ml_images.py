@@ -259,6 +259,7 @@ def test_in_a_saved_pipeline(spark: Any, drawn: Path, tmp_path: Path) -> None:
     assert again.transform(df).orderBy("path").collect() == model.transform(df).orderBy("path").collect()
 
 
+@pytest.mark.whole
 def test_on_a_stream(spark: Any, drawn: Path, tmp_path: Path) -> None:
     schema = spark.read.format("binaryFile").load(str(drawn)).schema
     stream = spark.readStream.format("binaryFile").schema(schema)

@@ -45,6 +45,7 @@ def test_a_stream_is_transformed_as_it_comes(spark, model, tmp_path):
         assert row.prediction == expected[n].argmax()
 
 
+@pytest.mark.whole
 def test_aggregates_over_a_stream(spark, model, tmp_path):
     source = str(tmp_path / "in")
     schema = write(spark, source, 0, 20)

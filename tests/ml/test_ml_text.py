@@ -135,6 +135,7 @@ def test_a_vocabulary_made_elsewhere(texts: Any) -> None:
         TextIndexerModel.from_vocabulary(["cat", "cat", "dog"])
 
 
+@pytest.mark.whole
 def test_on_a_stream(spark: Any, texts: Any, tmp_path: Path) -> None:
     model = TextIndexer(inputCol="text", outputCol="x", maxLength=3, handleInvalid="skip").fit(texts)
     texts.write.parquet(str(tmp_path / "in"))
@@ -236,6 +237,7 @@ def test_what_is_damaged_or_of_another_class_is_told(texts: Any, tmp_path: Path)
             TextIndexerModel.load(str(path))
 
 
+@pytest.mark.whole
 def test_in_a_saved_pipeline(texts: Any, tmp_path: Path) -> None:
     df = texts.na.drop()
     stages = [
