@@ -146,7 +146,7 @@ def test_transformers_guide(namespace: dict[str, Any], tmp_path: Path) -> None:
     assert namespace["result"].history[-1]["bytes"]["gradients"] < 2 * trained + 200
 
 
-@pytest.mark.parametrize("page", ["index", "install", "data"])
+@pytest.mark.parametrize("page", ["index", "install", pytest.param("data", marks=pytest.mark.whole)])
 def test_first_pages(namespace: dict[str, Any], page: str) -> None:
     run_page(f"docs/{page}.md", namespace)
     if page == "index":
