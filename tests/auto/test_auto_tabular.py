@@ -34,7 +34,7 @@ def table() -> pd.DataFrame:
 def test_classes_are_learned_and_the_model_is_an_ordinary_one(
     real: Any, table: pd.DataFrame, tmp_path: Path
 ) -> None:
-    df = real.createDataFrame(table.drop(columns="cost")).coalesce(2)
+    df = real.createDataFrame(table.drop(columns="cost")).coalesce(1)
     auto = AutoTabular(labelCol="state", **QUICK)
     model = auto.fit(df)
     assert isinstance(model, TorchClassificationModel)
@@ -61,11 +61,14 @@ def test_classes_are_learned_and_the_model_is_an_ordinary_one(
 
 @pytest.mark.jvm
 def test_amounts_are_learned_by_several_kinds_of_models(real: Any, table: pd.DataFrame) -> None:
-    df = real.createDataFrame(table).coalesce(2)
+    df = real.createDataFrame(table).coalesce(1)
     own = Candidate(TorchRegressor(verbose=False), {"module.dropout": [0.0, 0.2]}, [{"module.dropout": 0.2}])
     candidates = {**default_candidates("regression"), "own": own}
     auto = AutoTabular(
-        labelCol="cost", featuresCols=["site", "hours"], candidates=candidates, **{**QUICK, "trials": 1}
+        labelCol="cost",
+        featuresCols=["site", "hours"],
+        candidates=candidates,
+        **{**QUICK, "trials": 1, "max_epochs": 1},
     )
     model = auto.fit(df)
     assert auto.leaderboard is not None
