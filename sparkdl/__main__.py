@@ -11,7 +11,8 @@ import sys
 from collections.abc import Sequence
 
 from sparkdl import __version__
-from sparkdl.cli import checkpoints, doctor, init, notebook, plan, profile, serve
+from sparkdl.cli import checkpoints, init, notebook, plan, profile, serve
+from sparkdl.cli.doctor import command as doctor
 from sparkdl.cli.runs import command as runs
 from sparkdl.cli.submit import command as submit
 from sparkdl.exceptions import SparkdlError

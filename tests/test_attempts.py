@@ -133,6 +133,7 @@ class Drivers:
             first_delay=10,
             pause=self.pauses.append,
             stopped=lambda: self.stop,
+            remote=False,
         )
 
 

@@ -16,10 +16,10 @@ import pytest
 from pyspark import cloudpickle
 
 from sparkdl import __main__, __version__, session
-from sparkdl.cli import doctor
 from sparkdl.cli.doctor import driver, probe
 from sparkdl.cli.doctor import session as checks
 from sparkdl.cli.doctor.probe import NEEDED_IN_TASKS
+from sparkdl.cli.doctor.report import DoctorReport
 
 LOCAL = ("--master", "local[2]", "--conf", "spark.ui.enabled=false")
 
@@ -118,7 +118,7 @@ class BareExecutors:
 
 def test_tasks_find_out_that_they_have_no_torch(bare: Path) -> None:
     # The same with a session: test_executors_without_torch_are_found_out.
-    report = doctor.DoctorReport(versions=dict.fromkeys(NEEDED_IN_TASKS, "1.0"))
+    report = DoctorReport(versions=dict.fromkeys(NEEDED_IN_TASKS, "1.0"))
     checks._check_executors(report, cast("Any", BareExecutors(bare)))
     assert not report.can_train
     problems = "\n".join(report.problems)
@@ -162,10 +162,8 @@ def test_failures_of_the_probing_job_are_explained(text: str, expected: str) -> 
     assert expected in checks._task_failure(RuntimeError(text))
 
 
-def judged(**found: Any) -> doctor.DoctorReport:
-    report = doctor.DoctorReport(
-        versions=dict.fromkeys(NEEDED_IN_TASKS, "1.0"), spark={"threads_per_task": 4}
-    )
+def judged(**found: Any) -> DoctorReport:
+    report = DoctorReport(versions=dict.fromkeys(NEEDED_IN_TASKS, "1.0"), spark={"threads_per_task": 4})
     task = {
         "host": "h",
         "executable": "/usr/bin/python3",

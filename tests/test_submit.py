@@ -265,7 +265,8 @@ def test_modules_travel_without_what_is_not_source(folder: Path) -> None:
         (folder / name).write_text("")
     submission = planned(modules=True)
     assert confs(submission)["spark.submit.pyFiles"] == "there/modules.zip"
-    with zipfile.ZipFile(packing.zip_modules(folder, folder / "m.zip")) as archive:
+    packing.zip_modules(folder, folder / "m.zip")
+    with zipfile.ZipFile(folder / "m.zip") as archive:
         assert archive.namelist() == ["helpers.py", "net/__init__.py", "net/layers.py", "train.py"]
 
 
@@ -279,7 +280,8 @@ def test_modules_with_odd_times_and_links(folder: Path) -> None:
     (folder / "folder.py").mkdir()
     (folder / "common").symlink_to("net")
     os.mkfifo(folder / "pipe.py")
-    with zipfile.ZipFile(packing.zip_modules(folder, folder / "m.zip")) as archive:
+    packing.zip_modules(folder, folder / "m.zip")
+    with zipfile.ZipFile(folder / "m.zip") as archive:
         assert archive.namelist() == ["common/old.py", "net/old.py", "train.py"]
 
 

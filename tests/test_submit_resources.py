@@ -10,7 +10,6 @@ from support.scripts import script_folder
 
 from sparkdl.access.classic import task_resource_amounts
 from sparkdl.cli.submit import command as submit
-from sparkdl.cli.submit import resources
 from sparkdl.cli.submit.job import Job, read_job_file
 from sparkdl.exceptions import ConfigError
 
@@ -123,7 +122,3 @@ def test_mistakes_name_key_found_and_expected(text: str, master: str, problem: s
     with pytest.raises(ConfigError, match=problem) as raised:
         confs(text, master)
     assert raised.value.code == "config-command"
-
-
-def test_every_key_has_a_conf() -> None:
-    assert list(resources._KEYS) == list(resources._CONFS)

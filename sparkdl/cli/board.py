@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 
-from sparkdl import redaction
+from sparkdl.cli.arguments import say
 from sparkdl.exceptions import ConfigError
 
 PORT = 6006
@@ -30,7 +30,7 @@ def board(logdir: str) -> Iterator[str]:
     )
     address = f"http://localhost:{port}/"
     try:
-        print(redaction.text(f"sparkdl: TensorBoard shows {logdir} at {address}"), file=sys.stderr)
+        say(f"TensorBoard shows {logdir} at {address}")
         yield address
     finally:
         process.terminate()

@@ -15,7 +15,6 @@ from sparkdl.cli.arguments import command_error
 from sparkdl.cli.delimited import Csv, is_csv, open_csv
 from sparkdl.cli.source import UNFIT, Family, Kind
 from sparkdl.data.scan.files import why_not_all
-from sparkdl.data.scan.schema import leaves
 from sparkdl.data.scan.storage import is_url
 
 _UNFIT = (
@@ -43,7 +42,7 @@ class Files:
 
     def nulls(self, columns: Sequence[str]) -> dict[str, int]:
         """Return the number of nulls in each of these columns."""
-        return {name: _nulls(self._data, name) for name in columns}
+        return {name: int(self._data.count_rows(filter=ds.field(name).is_null())) for name in columns}
 
     def distinct(self, column: str, most: int) -> list[Any]:
         """Return the different values of a column without null; ``most`` is for tables of Spark."""
@@ -101,19 +100,3 @@ def _family(type_: pa.DataType) -> Family:
     if pa.types.is_decimal(type_):
         return "decimal"
     return "date" if pa.types.is_date(type_) or pa.types.is_timestamp(type_) else "other"
-
-
-def _nulls(data: ds.Dataset, name: str) -> int:
-    """Return the number of nulls in a column: from the files' statistics, or by a look at the column."""
-    count = 0
-    for fragment in data.get_fragments():
-        if not isinstance(fragment, ds.ParquetFileFragment):
-            return int(data.count_rows(filter=ds.field(name).is_null()))
-        metadata = fragment.metadata
-        index = leaves(metadata.schema.to_arrow_schema()).get(name)
-        for group in range(metadata.num_row_groups):
-            statistics = None if index is None else metadata.row_group(group).column(index).statistics
-            if statistics is None or not statistics.has_null_count:
-                return int(data.count_rows(filter=ds.field(name).is_null()))
-            count += statistics.null_count
-    return count

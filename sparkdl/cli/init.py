@@ -12,7 +12,7 @@ from string import Template
 from typing import Any
 
 from sparkdl.cli import catalog, templates
-from sparkdl.cli.arguments import command_error, key_value
+from sparkdl.cli.arguments import add_conf, command_error
 from sparkdl.cli.clusters import KINDS
 from sparkdl.cli.schema import Table, read_table, table_of
 
@@ -45,14 +45,7 @@ def register(subparsers: Any) -> None:
     parser.add_argument("--master", help="the cluster's address, for standalone and kubernetes")
     parser.add_argument("--data", metavar="FILE", help="file or folder to learn from: Parquet or CSV")
     parser.add_argument("--table", metavar="NAME", help="table to learn from, by the name that Spark knows")
-    parser.add_argument(
-        "--conf",
-        action="append",
-        default=[],
-        type=key_value,
-        metavar="KEY=VALUE",
-        help="a Spark conf, such as those of a table's catalog; job.toml gets it, too",
-    )
+    add_conf(parser, help="a Spark conf, such as those of a table's catalog; job.toml gets it, too")
     parser.add_argument("--label", metavar="COLUMN", help="column to predict")
     parser.add_argument(
         "--features", metavar="A,B", help="columns to learn from (all others, but lists and bytes)"

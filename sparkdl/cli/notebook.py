@@ -21,9 +21,8 @@ from typing import Any
 from sparkdl import redaction
 from sparkdl._spark import logs
 from sparkdl.cli import properties
-from sparkdl.cli.arguments import command_error, key_value
+from sparkdl.cli.arguments import add_conf, command_error
 from sparkdl.cli.board import free_port
-from sparkdl.cli.clusters import defaults, site_defaults
 from sparkdl.cli.process import forwarding
 from sparkdl.cli.submit import resources
 from sparkdl.cli.submit.job import read_job_file
@@ -56,9 +55,7 @@ def register(subparsers: Any) -> None:
     parser.add_argument(
         "--conf-file", metavar="job.toml", type=Path, help="job file: its master, [resources], [conf]"
     )
-    parser.add_argument(
-        "--conf", action="append", default=[], type=key_value, metavar="KEY=VALUE", help="a Spark conf"
-    )
+    add_conf(parser)
     parser.add_argument("--folder", type=Path, default=Path(), help="folder of the notebooks (here)")
     parser.add_argument("--port", type=int, default=PORT, help=f"port on localhost ({PORT}, or a free one)")
     parser.add_argument("--allow-root", action="store_true", help="run as root, such as in a container")
@@ -99,10 +96,7 @@ def confs_of(args: argparse.Namespace) -> tuple[str, dict[str, str]]:
     master = args.master or found.get("master") or given.get("spark.master")
     if master is None:
         raise command_error("no master: give --master, or master = ... in the job file")
-    site = site_defaults()
-    conf = {**site, **defaults(master, site)}
-    conf |= {**resources.confs(found.get("resources", {}), master, {**conf, **given}), **given}
-    conf.pop("spark.master", None)
+    conf = resources.job_confs(found.get("resources", {}), master, given)
     if conf.get("spark.submit.deployMode", "client") != "client":
         raise command_error(
             f"spark.submit.deployMode is {conf['spark.submit.deployMode']!r}: expected 'client', for the "

@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sparkdl.cli.arguments import command_error, key_value
+from sparkdl.cli.arguments import add_conf, command_error
 from sparkdl.cli.process import forwarding
 from sparkdl.cli.submit import command as submit
 
@@ -21,9 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options by which the script is started."""
     parser.add_argument("--master", help="Spark master, if the script leaves it open: local[N], yarn, ...")
     parser.add_argument("--conf-file", metavar="job.toml", type=Path, help="job file, as of sparkdl submit")
-    parser.add_argument(
-        "--conf", action="append", default=[], type=key_value, metavar="KEY=VALUE", help="a Spark conf"
-    )
+    add_conf(parser)
     parser.add_argument(
         "--seconds", type=positive, default=4.0, metavar="S", help="of each short fit, about (4)"
     )

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from sparkdl.cli.arguments import command_error
 from sparkdl.cli.catalog import CatalogTable
-from sparkdl.cli.source import Kind
 from sparkdl.exceptions import DataError
 
 if TYPE_CHECKING:
@@ -90,7 +89,10 @@ def table_of(
         raise DataError(
             f"label {label!r} is among the features: a model would only copy it", code="data-column"
         )
-    unfit = {name: _unfit_in_place(kind) if in_place else kind.unfit for name, kind in kinds.items()}
+    unfit = {name: kind.unfit for name, kind in kinds.items()}
+    if in_place:
+        why = "--in-place learns from numbers alone"
+        unfit = {name: "" if kind.is_number else why for name, kind in kinds.items()}
     left_out: list[tuple[str, str]] = []
     if features is None:
         others = [name for name in kinds if name != label]
@@ -113,10 +115,6 @@ def table_of(
     note = _note(source, label) if task is None else ""
     task, classes = _task(source, label, task)
     return Table(source.address, label, task, classes, tuple(features), tuple(left_out), rows, note=note)
-
-
-def _unfit_in_place(kind: Kind) -> str:
-    return "" if kind.is_number else "--in-place learns from numbers alone"
 
 
 def _scale(files: Files, table: Table) -> tuple[float, float] | None:

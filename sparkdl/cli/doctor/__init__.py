@@ -3,8 +3,3 @@
 Everything is checked where it is needed: versions on the driver, and Python, torch, sparkdl and
 the local directories from inside real tasks on the executors.
 """
-
-from sparkdl.cli.doctor.command import examine, register
-from sparkdl.cli.doctor.report import DoctorReport, render
-
-__all__ = ["DoctorReport", "examine", "register", "render"]

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from sparkdl import redaction
-from sparkdl.cli.arguments import key_value
+from sparkdl.cli.arguments import add_conf
 from sparkdl.cli.doctor.driver import check_driver
 from sparkdl.cli.doctor.report import DoctorReport, render
 from sparkdl.cli.doctor.session import check_session
@@ -34,15 +34,7 @@ def register(subparsers: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--master", help="Spark master (spark-submit's, else local[*])")
-    parser.add_argument(
-        "--conf",
-        action="append",
-        nargs="+",
-        default=[],
-        type=key_value,
-        metavar="KEY=VALUE",
-        help="Spark confs of the session; may be repeated",
-    )
+    add_conf(parser, nargs="+", help="Spark confs of the session; may be repeated")
     parser.add_argument(
         "--plain", action="store_true", help="check a session without the confs of session.builder()"
     )
@@ -51,19 +43,12 @@ def register(subparsers: Any) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
-    conf = dict(pair for pairs in args.conf for pair in pairs)
-    report = examine(args.master, conf, plain=args.plain)
-    found = json.dumps({"can_train": report.can_train, **asdict(report)}) if args.json else render(report)
-    print(redaction.text(found))
-    return 0 if report.can_train else 1
-
-
-def examine(
-    master: str | None = None, conf: dict[str, str] | None = None, *, plain: bool = False
-) -> DoctorReport:
     """Check this process, then a session of its own, then the executors."""
     report = DoctorReport()
     check_driver(report)
     if report.can_train:
-        check_session(report, master, conf or {}, plain)
-    return report
+        conf = dict(pair for pairs in args.conf for pair in pairs)
+        check_session(report, args.master, conf, args.plain)
+    found = json.dumps({"can_train": report.can_train, **asdict(report)}) if args.json else render(report)
+    print(redaction.text(found))
+    return 0 if report.can_train else 1

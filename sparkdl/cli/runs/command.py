@@ -16,7 +16,7 @@ from typing import Any
 
 from sparkdl import redaction
 from sparkdl.attempts import count
-from sparkdl.cli.arguments import command_error
+from sparkdl.cli.arguments import command_error, say
 from sparkdl.cli.document import write
 from sparkdl.cli.runs import page
 from sparkdl.cli.runs.found import Course, RunSummary, finite, text
@@ -220,7 +220,7 @@ def _completed(run: RunSummary, state: Mapping[str, Any]) -> RunSummary:
 
 
 def _pass_over(name: str, error: Exception) -> None:
-    print(f"sparkdl: passed over {text(name)}: {text(str(error))}", file=sys.stderr)
+    say(f"passed over {text(name)}: {text(str(error))}")
 
 
 def _relative(name: str, root: str) -> str:
@@ -237,21 +237,7 @@ def _age(info: Mapping[str, Any]) -> float:
 
 def _print_table(found: Iterable[RunSummary]) -> None:
     columns = ("name", "started", "iterations", "epochs", "loss", "best score", "state", "path")
-    rows = [columns, *(_cells(run) for run in found)]
+    rows = [columns, *([page.facts(run)[name] for name in columns] for run in found)]
     widths = [max(len(row[n]) for row in rows) for n in range(len(columns))]
     for row in rows:
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
-
-
-def _cells(run: RunSummary) -> tuple[str, ...]:
-    best = "-" if run.best_score is None else f"{run.best_score:.4g}"
-    return (
-        run.name or "-",
-        (run.started or "-").removesuffix("+00:00").replace("T", " "),
-        str(run.iterations),
-        str(run.epochs),
-        "-" if run.loss is None else f"{run.loss:.4g}",
-        f"{best} ({run.monitored})" if run.monitored and run.best_score is not None else best,
-        run.state,
-        run.path,
-    )

@@ -17,9 +17,9 @@ from sparkdl import daemon, redaction
 from sparkdl._spark import logs
 from sparkdl.attempts import VARIABLE, Notes
 from sparkdl.cli import properties
-from sparkdl.cli.arguments import command_error, key_value
+from sparkdl.cli.arguments import add_conf, command_error, say
 from sparkdl.cli.board import board
-from sparkdl.cli.clusters import defaults, is_one_process, kind_of, site_defaults, spark_home
+from sparkdl.cli.clusters import is_one_process, kind_of, spark_home
 from sparkdl.cli.process import Child, forwarding
 from sparkdl.cli.submit import packing, resources, retries
 from sparkdl.cli.submit.job import DEPLOY_MODES, Job, read_job_file
@@ -59,9 +59,7 @@ def register(subparsers: Any) -> None:
     )
     parser.add_argument("--master", help="Spark master: local[N], spark://..., yarn, k8s://...")
     parser.add_argument("--conf-file", metavar="job.toml", type=Path, help="job file in TOML")
-    parser.add_argument(
-        "--conf", action="append", default=[], type=key_value, metavar="KEY=VALUE", help="a Spark conf"
-    )
+    add_conf(parser)
     parser.add_argument("--name", help="name of the application in Spark's UI")
     parser.add_argument("--deploy-mode", choices=DEPLOY_MODES, help="where the driver runs (client: here)")
     parser.add_argument("--env", metavar="FILE", help="packed environment to ship to the executors")
@@ -199,10 +197,7 @@ class Submission:
 def plan(job: Job, folder: Path) -> Submission:
     """Say what a job means for spark-submit; nothing is written."""
     # With a file of confs spark-submit does not read the installation's own one.
-    site = site_defaults()
-    conf = {**site, **defaults(job.master, site)}
-    conf |= {**resources.confs(job.resources, job.master, {**conf, **job.conf}), **job.conf}
-    conf.pop("spark.master", None)
+    conf = resources.job_confs(job.resources, job.master, job.conf)
     if job.deploy_mode is not None:
         conf["spark.submit.deployMode"] = job.deploy_mode
     packed = packing.packed_path(Path(sys.prefix)) if job.pack_env else None
@@ -295,11 +290,6 @@ def _variables(job: Job) -> dict[str, str]:
     if job.log_level is not None:
         found[logs.VARIABLE] = job.log_level.upper()
     return found
-
-
-def say(text: str) -> None:
-    """Print a remark to stderr: stdout is the job's."""
-    print(f"sparkdl: {text}", file=sys.stderr)
 
 
 def _line(value: str) -> str:

@@ -54,23 +54,16 @@ class Job:
 
 
 _PATHS = ("script", "env", "tensorboard", "retry_folder")
-_EXPECTED = {
-    "retries": "a whole number",
-    "retry_delay": "a number of seconds",
-    "args": "a list of strings",
-    "conf": "a table",
-    "resources": "a table",
-    "pack_env": "true or false",
-    "modules": "true or false",
+_TYPES: dict[str, tuple[Any, str]] = {
+    "args": (list, "a list of strings"),
+    "conf": (dict, "a table"),
+    "resources": (dict, "a table"),
+    "pack_env": (bool, "true or false"),
+    "modules": (bool, "true or false"),
+    "retries": (int, "a whole number"),
+    "retry_delay": (int | float, "a number of seconds"),
 }
-_TYPES: dict[str, Any] = {
-    "conf": dict,
-    "resources": dict,
-    "pack_env": bool,
-    "modules": bool,
-    "retries": int,
-    "retry_delay": int | float,
-}
+"""By name the type of a value, and that in words; others are strings."""
 
 
 def read_job_file(path: Path) -> dict[str, Any]:
@@ -100,8 +93,9 @@ def read_job_file(path: Path) -> dict[str, Any]:
         if key not in known:
             raise command_error(f"job file {path}: {key!r} is not known; expected {', '.join(known)}")
         name = known[key]
-        if not _fits(name, value):
-            expected = _EXPECTED.get(name, "a string")
+        type_, expected = _TYPES.get(name, (str, "a string"))
+        fits = isinstance(value, type_) and (type_ is bool or not isinstance(value, bool))
+        if not fits or (name == "args" and not all(isinstance(item, str) for item in value)):
             raise command_error(f"job file {path}: {key} is a {type(value).__name__}: expected {expected}")
         if name == "conf":
             value = dict(_flat(path, "", value))
@@ -114,13 +108,6 @@ def read_job_file(path: Path) -> dict[str, Any]:
         found[name] = value
     tables.clash(found.get("resources", {}), found.get("conf", {}))
     return found
-
-
-def _fits(name: str, value: Any) -> bool:
-    if name == "args":
-        return isinstance(value, list) and all(isinstance(item, str) for item in value)
-    expected = _TYPES.get(name, str)
-    return isinstance(value, expected) and (expected is bool or not isinstance(value, bool))
 
 
 def _flat(path: Path, prefix: str, table: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

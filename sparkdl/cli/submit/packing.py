@@ -24,7 +24,7 @@ INTERPRETER = f"./{UNPACKED}/bin/python"
 _CONTENT = 2  # changes with what goes into an archive, so that older ones are packed again
 
 
-def zip_modules(folder: Path, target: Path) -> Path:
+def zip_modules(folder: Path, target: Path) -> None:
     """Write the Python files under a folder to a zip file that can be imported from.
 
     Hidden folders, caches and virtual environments stay out, and so do links that lead nowhere or in circles.
@@ -36,7 +36,6 @@ def zip_modules(folder: Path, target: Path) -> Path:
                 archive.write(file, file.relative_to(folder))
     except OSError as error:
         raise command_error(f"--modules: {folder} cannot be packed: {error}") from error
-    return target
 
 
 def _sources(folder: Path, above: tuple[Path, ...]) -> Iterator[Path]:
@@ -120,9 +119,7 @@ def packed_path(prefix: Path) -> Path:
 
 
 def _packages(prefix: Path) -> Iterator[metadata.Distribution]:
-    return iter(
-        metadata.distributions(path=[str(path) for path in prefix.glob("lib/python3*/site-packages")])
-    )
+    return iter(metadata.distributions(path=list(map(str, prefix.glob("lib/python3*/site-packages")))))
 
 
 def _installed_at(package: metadata.Distribution) -> float:

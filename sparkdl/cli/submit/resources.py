@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from sparkdl.cli.arguments import command_error
-from sparkdl.cli.clusters import is_one_process, kind_of
+from sparkdl.cli.clusters import defaults, is_one_process, kind_of, site_defaults
 
 Amounts = Mapping[str, str | int | float]
 """Amounts by key; those of the tables ``task`` and ``driver`` have dotted keys, such as ``task.gpus``."""
@@ -38,34 +38,26 @@ def _is_share(value: Any) -> bool:
 
 _COUNT = (_is_count, "a whole number of at least 1")
 _BYTES = (_is_size, "a size such as '4g' or '512m'")
-_KEYS: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "executors": _COUNT,
-    "cores": _COUNT,
-    "memory": _BYTES,
-    "overhead": _BYTES,
-    "gpus": _COUNT,
-    "gpu-discovery": (_is_text, "the path of a script on the executors that lists GPUs"),
-    "gpu-vendor": (_is_text, "a domain such as 'nvidia.com'"),
-    "task.cores": _COUNT,
-    "task.gpus": (_is_share, "a whole number of at least 1, or a share of at most 0.5"),
-    "driver.cores": _COUNT,
-    "driver.memory": _BYTES,
-    "driver.overhead": _BYTES,
+_SCRIPT = (_is_text, "the path of a script on the executors that lists GPUs")
+_DOMAIN = (_is_text, "a domain such as 'nvidia.com'")
+_SHARE = (_is_share, "a whole number of at least 1, or a share of at most 0.5")
+_KEYS: dict[str, tuple[str, tuple[Callable[[Any], bool], str]]] = {
+    "executors": ("spark.executor.instances", _COUNT),
+    "cores": ("spark.executor.cores", _COUNT),
+    "memory": ("spark.executor.memory", _BYTES),
+    "overhead": ("spark.executor.memoryOverhead", _BYTES),
+    "gpus": (f"{_GPU}.amount", _COUNT),
+    "gpu-discovery": (f"{_GPU}.discoveryScript", _SCRIPT),
+    "gpu-vendor": (f"{_GPU}.vendor", _DOMAIN),
+    "task.cores": ("spark.task.cpus", _COUNT),
+    "task.gpus": ("spark.task.resource.gpu.amount", _SHARE),
+    "driver.cores": ("spark.driver.cores", _COUNT),
+    "driver.memory": ("spark.driver.memory", _BYTES),
+    "driver.overhead": ("spark.driver.memoryOverhead", _BYTES),
 }
-_CONFS = {
-    "executors": "spark.executor.instances",
-    "cores": "spark.executor.cores",
-    "memory": "spark.executor.memory",
-    "overhead": "spark.executor.memoryOverhead",
-    "gpus": f"{_GPU}.amount",
-    "gpu-discovery": f"{_GPU}.discoveryScript",
-    "gpu-vendor": f"{_GPU}.vendor",
-    "task.cores": "spark.task.cpus",
-    "task.gpus": "spark.task.resource.gpu.amount",
-    "driver.cores": "spark.driver.cores",
-    "driver.memory": "spark.driver.memory",
-    "driver.overhead": "spark.driver.memoryOverhead",
-}
+"""By key the conf, what its values must be, and that in words."""
+
+_CONFS = {key: conf for key, (conf, _) in _KEYS.items()}
 
 
 def read(table: Mapping[str, Any], where: str) -> dict[str, str | int | float]:
@@ -74,7 +66,7 @@ def read(table: Mapping[str, Any], where: str) -> dict[str, str | int | float]:
     for key, value in _flat(table):
         if key not in _KEYS:
             raise command_error(f"{where}: resources.{key} is not known; expected {', '.join(_KEYS)}")
-        fits, expected = _KEYS[key]
+        _, (fits, expected) = _KEYS[key]
         if not fits(value):
             raise command_error(f"{where}: resources.{key} is {value!r:.100}: expected {expected}")
         found[key] = value
@@ -133,6 +125,15 @@ def confs(amounts: Amounts, master: str, given: Mapping[str, str]) -> dict[str, 
         del found[_CONFS["executors"]]
         found["spark.cores.max"] = str(int(amounts["executors"]) * int(each))
     return found
+
+
+def job_confs(amounts: Amounts, master: str, own: Mapping[str, str]) -> dict[str, str]:
+    """Return the confs of a job: the installation's, then its cluster's, its amounts and its own."""
+    site = site_defaults()
+    conf = {**site, **defaults(master, site)}
+    conf |= {**confs(amounts, master, {**conf, **own}), **own}
+    conf.pop("spark.master", None)
+    return conf
 
 
 def _refused(key: str, kind: str, master: str) -> str:

@@ -20,13 +20,12 @@ another one would be too many. A status of 0 does not count without the driver's
 from __future__ import annotations
 
 import signal
-import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
-from sparkdl import redaction
 from sparkdl.attempts import Note, Notes
+from sparkdl.cli.arguments import say
 
 LONGEST_DELAY = 300.0
 
@@ -42,13 +41,8 @@ class Verdict:
 def delay(first: float, failures: int) -> float:
     """Return the seconds before the next attempt: they double with each failure in a row, up to a bound.
 
-    Args:
-        first: seconds after the first failure.
-        failures: in a row, without a new checkpoint between them.
-
-    Examples:
-        >>> [delay(10, failures) for failures in (1, 2, 3, 6, 2000)]
-        [10.0, 20.0, 40.0, 300.0, 300.0]
+    >>> [delay(10, failures) for failures in (1, 2, 3, 6, 2000)]
+    [10.0, 20.0, 40.0, 300.0, 300.0]
     """
     doublings = min(max(failures - 1, 0), 64)
     return min(first * 2.0**doublings, LONGEST_DELAY)
@@ -81,8 +75,8 @@ def supervise(
     retries: int,
     first_delay: float,
     pause: Callable[[float], None],
-    stopped: Callable[[], bool] = lambda: False,
-    remote: bool = False,
+    stopped: Callable[[], bool],
+    remote: bool,
 ) -> int:
     """Run attempts until one is the last, and return its exit status.
 
@@ -102,7 +96,7 @@ def supervise(
         verdict = judge(status, note, remote=remote)
         if stopped() or not verdict.again:
             if verdict.why != "done":
-                _say(f"attempt {number}: {verdict.why}; no retry{' after a signal' * stopped()}")
+                say(f"attempt {number}: {verdict.why}; no retry{' after a signal' * stopped()}")
             return status
         now = _furthest(reached, note)
         failures = 0 if now != reached else failures + 1
@@ -110,10 +104,10 @@ def supervise(
         where = ", ".join(f"iteration {n} in {path}" for path, n in reached.items()) or "no checkpoint"
         told = f"attempt {number}: {verdict.why}; reached: {where}"
         if failures > retries:
-            _say(f"{told}; {failures} failures in a row without a new checkpoint, --retries {retries}")
+            say(f"{told}; {failures} failures in a row without a new checkpoint, --retries {retries}")
             return status or 1
         seconds = delay(first_delay, failures)
-        _say(f"{told}; attempt {number + 1} begins in {seconds:g} s (failures without progress: {failures})")
+        say(f"{told}; attempt {number + 1} begins in {seconds:g} s (failures without progress: {failures})")
         pause(seconds)
         if stopped():
             return status
@@ -129,7 +123,3 @@ def _signal(status: int) -> signal.Signals | None:
     with suppress(ValueError):
         return signal.Signals(status - 128) if status > 128 else None
     return None
-
-
-def _say(text: str) -> None:
-    print(redaction.text(f"sparkdl: {text}"), file=sys.stderr, flush=True)
