@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import types
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -17,6 +17,7 @@ from torch.nn.parameter import is_lazy
 from sparkdl.hf import rebuilt
 from sparkdl.hf.outputs import is_model
 from sparkdl.nn.embedding import IDENTITY
+from sparkdl.saved.weights import all_tensors
 
 _OWN_VALUES = frozenset({"_parameters", "_buffers", "_modules", "training", IDENTITY})
 
@@ -79,15 +80,6 @@ def layout_of(module: nn.Module) -> list[tuple[str, int, torch.Size]]:
         shape = torch.Size() if is_lazy(tensor) else tensor.shape
         found.append((name, number, shape))
     return found
-
-
-def all_tensors(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """Return parameters and persistent buffers by the name that the state_dict has, tied ones each time."""
-    for prefix, part in module.named_modules(remove_duplicate=False):
-        tensors = {**part._parameters, **part._buffers}
-        for name, tensor in tensors.items():
-            if tensor is not None and name not in part._non_persistent_buffers_set:
-                yield f"{prefix}.{name}" if prefix else name, tensor
 
 
 def same(mine: Any, theirs: Any, depth: int = 8) -> bool:

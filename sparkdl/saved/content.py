@@ -26,7 +26,7 @@ from torch import nn
 from sparkdl._version import __version__
 from sparkdl.exceptions import ConfigError, ModelError, SerializationError, SparkdlError
 from sparkdl.nn.signature import Signature
-from sparkdl.saved import compare, identity, integrity, weights
+from sparkdl.saved import identity, integrity, weights
 from sparkdl.saved import source as sources
 from sparkdl.saved.metadata import CODE, FORMAT, FORMAT_WITHOUT_TABLE, SHA256, WEIGHTS
 from sparkdl.saved.moved import current
@@ -120,8 +120,8 @@ def check_pickle(info: Mapping[str, Any], path: str, allow_pickle: bool, remedy:
 def build(
     info: Mapping[str, Any],
     path: str,
-    pieces: Iterable[weights.Chunk],
-    code: Iterable[weights.Chunk] = (),
+    pieces: Iterable[integrity.Chunk],
+    code: Iterable[integrity.Chunk] = (),
     trust: Trust = LISTED_ONLY,
 ) -> Content:
     """Make a module from its description; the reverse of :func:`describe`.
@@ -176,7 +176,7 @@ def _check_sizes(source: ModuleSource, reader: weights.StreamReader) -> None:
     weights.check_fit(twin, reader.tensors, reader.aliases)
 
 
-def _read(pieces: Iterator[weights.Chunk], sha256: str | None) -> weights.StreamReader:
+def _read(pieces: Iterator[integrity.Chunk], sha256: str | None) -> weights.StreamReader:
     header = next(pieces, None)
     if header is None:
         raise ConfigError("weights are not complete: there are none", code="config-saved")
@@ -199,7 +199,7 @@ def _need_pickle(name: str, value: Any, error: ConfigError, allow_pickle: bool) 
 def _dumps(values: dict[str, Any], module: nn.Module | None) -> bytes:
     """Pickle values; of the module's tensors, which are saved apart, only the names."""
     names: dict[int, str] = {}
-    for name, tensor in compare.all_tensors(module) if module is not None else ():
+    for name, tensor in weights.all_tensors(module) if module is not None else ():
         names.setdefault(id(tensor), name)
 
     class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types

@@ -12,7 +12,7 @@ import hashlib
 import pickle
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from functools import partial
 from importlib import import_module
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
@@ -94,7 +94,9 @@ class _Digest:
         elif isinstance(value, MethodType):
             yield from (b"method", value.__name__.encode(), self.of(value.__self__))
         elif isinstance(value, partial):
-            yield from (b"partial", self.of(value.func), self.of(value.args), *self._sorted(value.keywords))
+            yield from (b"partial", self.of(value.func), self.of(value.args))
+            for name in sorted(value.keywords):
+                yield from (self.of(name), self.of(value.keywords[name]))
         elif isinstance(value, enum.Enum):
             yield from (b"enum", _name(type(value)).encode(), value.name.encode())
         elif isinstance(value, torch.dtype | torch.device | torch.layout | torch.memory_format | np.dtype):
@@ -114,10 +116,6 @@ class _Digest:
                 yield from (self.of(name), self.of(each))
         else:
             yield from self._object(value)
-
-    def _sorted(self, named: Mapping[str, Any]) -> Iterator[bytes]:
-        for name in sorted(named):
-            yield from (self.of(name), self.of(named[name]))
 
     def _tensor(self, value: Tensor) -> Iterator[bytes]:
         if value.layout is not torch.strided or value.is_quantized or value.is_meta:

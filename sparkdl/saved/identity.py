@@ -13,15 +13,14 @@ from __future__ import annotations
 import hashlib
 import re
 import uuid
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from typing import Any, Self
 
-from torch import Tensor, nn
+from torch import nn
 
-from sparkdl.exceptions import ConfigError
 from sparkdl.nn.embedding import IDENTITY, embedding_variables
-from sparkdl.saved.weights import flat_bytes
+from sparkdl.saved.weights import all_tensors, flat_bytes
 
 KEY = "identity"
 """Name of the entry in artefacts."""
@@ -126,34 +125,11 @@ def digest_of(module: nn.Module) -> str:
     digest = hashlib.sha256()
     for name, variable in embedding_variables(module).items():
         digest.update(f"{name} {variable.store.rule.seed} ".encode())
-    for name, value in sorted(_tensors(module).items()):
+    # Not by a state_dict, for which all rows of a table would be put in order.
+    for name, value in sorted(all_tensors(module), key=itemgetter(0)):
         digest.update(f"{name} {value.dtype} {tuple(value.shape)} ".encode())
         digest.update(flat_bytes(value).numpy().data)
     return digest.hexdigest()
-
-
-def check_same(what: str, found: Identity | None, expected: Identity | None, remedy: str) -> None:
-    """Check that two artefacts are of one moment of one run."""
-    if found is None or not found.is_same(expected):
-        raise ConfigError(
-            f"{what} do not belong together: the first is of {told(found)}, the second of {told(expected)}. "
-            f"{remedy}",
-            code="config-saved",
-        )
-
-
-def _tensors(module: nn.Module) -> Mapping[str, Tensor]:
-    """Return parameters and saved buffers; all rows of a table would be put in order for a ``state_dict``."""
-    found: dict[str, Tensor] = {}
-    for prefix, part in module.named_modules(remove_duplicate=False):
-        own = [*part._parameters.items(), *part._buffers.items()]
-        skipped = part._non_persistent_buffers_set
-        found |= {
-            f"{prefix}.{name}".lstrip("."): value
-            for name, value in own
-            if value is not None and name not in skipped
-        }
-    return found
 
 
 def _run(value: Any) -> str:

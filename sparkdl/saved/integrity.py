@@ -9,24 +9,23 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Iterator
-from typing import Any, Generic, Protocol, TypeVar
+from dataclasses import dataclass
+from typing import Any
 
 from sparkdl.exceptions import ConfigError
 
 
-class StreamPiece(Protocol):
-    """A piece of a stream."""
+@dataclass(frozen=True)
+class Chunk:
+    """A piece of a file."""
 
-    @property
-    def offset(self) -> int:
-        """Where it begins."""
+    offset: int  # where it begins; of weights, the header is the piece at 0
+    data: bytes  # its bytes
 
-    @property
-    def data(self) -> bytes:
-        """Its bytes."""
-
-
-P = TypeVar("P", bound=StreamPiece)
+    def __post_init__(self) -> None:
+        if type(self.offset) is not int or self.offset < 0 or type(self.data) is not bytes:
+            kinds = f"{self.offset!r:.50} and {type(self.data).__name__}"
+            raise ConfigError(f"a piece has {kinds}, expected its place and bytes", code="config-saved")
 
 
 def of_json(value: Any) -> str:
@@ -42,14 +41,14 @@ def unique_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-class Hashed(Generic[P]):
+class Hashed:
     """Hands on pieces, and takes their checksum on the way."""
 
-    def __init__(self, pieces: Iterable[P]) -> None:
+    def __init__(self, pieces: Iterable[Chunk]) -> None:
         self._pieces = pieces
         self._digest = hashlib.sha256()
 
-    def __iter__(self) -> Iterator[P]:
+    def __iter__(self) -> Iterator[Chunk]:
         """Iterate once."""
         for piece in self._pieces:
             self._digest.update(piece.data)
@@ -61,7 +60,7 @@ class Hashed(Generic[P]):
         return self._digest.hexdigest()
 
 
-def joined(pieces: Iterable[StreamPiece], sha256: str | None) -> bytes:
+def joined(pieces: Iterable[Chunk], sha256: str | None) -> bytes:
     """Return the bytes that were cut into pieces, which may be in any order.
 
     Raises ConfigError if pieces are missing or overlap, or they are not what was written.

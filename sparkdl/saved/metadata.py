@@ -116,8 +116,7 @@ def digest_of(metadata: Mapping[str, Any]) -> str:
 
 def version_of(metadata: Mapping[str, Any]) -> str:
     """Return the first digits of the checksum that a saved model's metadata has of all its files."""
-    digest = metadata[KEY].get(SHA256, {}).get(METADATA)
-    return str(digest)[:12] if digest else str(metadata["uid"])
+    return digest_of(metadata)[:12] or str(metadata["uid"])
 
 
 def check_seal(metadata: Mapping[str, Any], path: str) -> None:

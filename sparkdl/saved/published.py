@@ -97,9 +97,7 @@ class Current:
             run, digest = values.get("run", ""), values.get("digest", "")
             if run and not _RUN.fullmatch(run):
                 raise TypeError(f"{run!r:.80} names no run")
-            if digest and not _SHA256.fullmatch(digest):
-                raise TypeError(f"{digest!r:.80} is no checksum")
-            return cls(iteration, batches, seconds, changes, run, digest)
+            return cls(iteration, batches, seconds, changes, run, digest and _checksum(digest))
         except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:
             raise ConfigError(
                 f"path={path!r}: its {POINTER} does not name a version: {error!r:.200}", code="config-saved"
@@ -189,6 +187,10 @@ def _check_chain(changes: Sequence[ChangesFile], iteration: int) -> None:
 
 
 def _change(since: Any, until: Any, sha256: Any) -> ChangesFile:
-    if not isinstance(sha256, str) or not _SHA256.fullmatch(sha256):
-        raise TypeError(f"{sha256!r:.80} is no checksum")
-    return ChangesFile(count_of(since), count_of(until), sha256)
+    return ChangesFile(count_of(since), count_of(until), _checksum(sha256))
+
+
+def _checksum(value: Any) -> str:
+    if not isinstance(value, str) or not _SHA256.fullmatch(value):
+        raise TypeError(f"{value!r:.80} is no checksum")
+    return value

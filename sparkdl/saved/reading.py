@@ -18,11 +18,10 @@ from torch import nn
 
 from sparkdl.exceptions import ConfigError
 from sparkdl.saved import content as saved
-from sparkdl.saved import weights
 from sparkdl.saved.change_file import read_about
 from sparkdl.saved.changes import apply_changes, apply_known
 from sparkdl.saved.content import Content
-from sparkdl.saved.integrity import check_digest
+from sparkdl.saved.integrity import Chunk, check_digest
 from sparkdl.saved.metadata import (
     CODE,
     LONGEST_METADATA,
@@ -205,14 +204,14 @@ class _Folder:
             text = b"".join(self._fs.cat_file(file, end=LONGEST_METADATA + 1) for file in files)
         return parse(text, self._path)
 
-    def pieces(self, name: str) -> Iterator[weights.Chunk]:
+    def pieces(self, name: str) -> Iterator[Chunk]:
         """Read pieces in order, one at a time."""
         with self._explained():
             for file in sorted(self._files(name), key=self._first_offset):
                 with self._fs.open(file, "rb") as handle, pq.ParquetFile(handle) as table:
                     for batch in table.iter_batches(batch_size=1, columns=["offset", "data"]):
                         for row in batch.to_pylist():
-                            yield weights.Chunk(row["offset"], row["data"])
+                            yield Chunk(row["offset"], row["data"])
 
     def _first_offset(self, file: str) -> int:
         with self._fs.open(file, "rb") as handle, pq.ParquetFile(handle) as table:

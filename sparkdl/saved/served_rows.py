@@ -35,6 +35,7 @@ ROWS_PER_FILE = 1 << 20
 _FORMAT = 1
 _NAME = re.compile(r"table-[0-9]{5}-part-[0-9]{5,}\.safetensors", re.ASCII)
 _UNREADABLE = (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError)
+_FLOATS = {"float32": np.float32, "float64": np.float64}
 _DTYPES = {"I64": np.int64, "F32": np.float32, "F64": np.float64}
 
 
@@ -102,9 +103,7 @@ class ServedRows:
                 raise ValueError(f"{MARK} is damaged: it is not what was written")
             for name, table in mark["tables"].items():
                 parts = [self._part(file, verify=verify) for file in table["files"]]
-                other = np.array(
-                    table["other"], _DTYPES[{"float32": "F32", "float64": "F64"}[table["dtype"]]]
-                )
+                other = np.array(table["other"], _FLOATS[table["dtype"]])
                 widths = {other.shape, *(rows.shape[1:] for _, rows in parts)}
                 if other.ndim != 1 or len(widths) > 1:
                     raise ValueError(f"table {name!r:.60} has rows of several shapes: {sorted(widths)}")

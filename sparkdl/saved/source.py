@@ -59,7 +59,7 @@ class ModuleSource:
             merged = {**_by_name(factory), **merged}
             factory = factory.func
         merged.update(arguments or {})
-        source = cls(path_of(factory), _described(merged))
+        source = cls(path_of(factory), _changed(merged, nn.Module, cls.infer))
         encode(source.arguments, f"arguments of {source.path}")
         return source
 
@@ -205,7 +205,7 @@ def _encode_code(value: Any, what: str) -> Any:
 
 def _call(path: str, arguments: Mapping[str, Any]) -> Any:
     target = find(path)
-    built = _built(arguments)
+    built = _changed(arguments, ModuleSource, ModuleSource.build)
     try:
         return target(**built)
     except Exception as error:
@@ -213,25 +213,14 @@ def _call(path: str, arguments: Mapping[str, Any]) -> Any:
         raise ModelError(f"{path}({listed}) failed: {error!r}") from error
 
 
-def _built(value: Any) -> Any:
-    """Return a tree of lists and dicts with its descriptions of modules built."""
-    if isinstance(value, ModuleSource):
-        return value.build()
+def _changed(value: Any, kind: type, change: Callable[[Any], Any]) -> Any:
+    """Return a tree of lists and dicts in which objects of a kind are changed."""
+    if isinstance(value, kind):
+        return change(value)
     if isinstance(value, Mapping):
-        return {key: _built(item) for key, item in value.items()}
+        return {key: _changed(item, kind, change) for key, item in value.items()}
     if type(value) in (list, tuple):
-        return type(value)(_built(item) for item in value)
-    return value
-
-
-def _described(value: Any) -> Any:
-    """Return a tree of lists and dicts with its modules described; the reverse of :func:`_built`."""
-    if isinstance(value, nn.Module):
-        return ModuleSource.infer(value)
-    if isinstance(value, Mapping):
-        return {key: _described(item) for key, item in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(_described(item) for item in value)
+        return type(value)(_changed(item, kind, change) for item in value)
     return value
 
 

@@ -14,7 +14,7 @@ from sparkdl.exceptions import ConfigError
 from sparkdl.keyed.mix import Ids
 from sparkdl.keyed.table import KeyedTable
 from sparkdl.nn.embedding import EmbeddingVariable, embedding_variables
-from sparkdl.saved.identity import KEY, Identity, check_same, digest_of, identity_of, marked
+from sparkdl.saved.identity import KEY, Identity, digest_of, identity_of, marked, told
 from sparkdl.saved.served_rows import ROWS_PER_FILE, ExportedRows, ServedRows, write_rows
 
 __all__ = ["ServedRows", "export_rows", "read_rows_from", "without_rows"]
@@ -68,7 +68,13 @@ def read_rows_from(module: nn.Module, folder: str | os.PathLike[str]) -> None:
                 f"{', '.join(served.names) or 'no tables'}",
                 code="config-saved",
             )
-    check_same(f"rows={str(folder)!r} and the model", _identity(served), identity_of(module), _REMEDY)
+    of_rows, own = _identity(served), identity_of(module)
+    if of_rows is None or not of_rows.is_same(own):
+        raise ConfigError(
+            f"rows={str(folder)!r} and the model do not belong together: the first is of {told(of_rows)}, "
+            f"the second of {told(own)}. {_REMEDY}",
+            code="config-saved",
+        )
     if served.about.get(_WEIGHTS) != digest_of(module):
         raise ConfigError(
             f"rows={str(folder)!r} and the model do not belong together: the rows were exported beside other "

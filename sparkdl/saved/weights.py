@@ -21,9 +21,8 @@ from torch.nn.parameter import is_lazy
 
 from sparkdl.exceptions import ConfigError, ModelError
 from sparkdl.nn.embedding import row_names
-from sparkdl.saved.integrity import check_digest, check_joined, unique_names
+from sparkdl.saved.integrity import Chunk, check_digest, check_joined, unique_names
 
-CHUNK_BYTES = 8 << 20
 _LONGEST_HEADER = 100_000_000  # as of the safetensors library
 
 _DTYPES = {
@@ -47,20 +46,7 @@ _DTYPES = {
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
 
-@dataclass(frozen=True)
-class Chunk:
-    """A piece of the stream."""
-
-    offset: int  # where it begins; the header is the piece at 0
-    data: bytes  # its bytes
-
-    def __post_init__(self) -> None:
-        if type(self.offset) is not int or self.offset < 0 or type(self.data) is not bytes:
-            kinds = f"{self.offset!r:.50} and {type(self.data).__name__}"
-            raise ConfigError(f"a piece has {kinds}, expected its place and bytes", code="config-saved")
-
-
-def write(module: nn.Module, chunk_bytes: int = CHUNK_BYTES) -> Iterator[Chunk]:
+def write(module: nn.Module, chunk_bytes: int) -> Iterator[Chunk]:
     """Cut a module's parameters and buffers into pieces: the header, then at most ``chunk_bytes`` each.
 
     Raises ConfigError if the state_dict holds something other than dense tensors.
@@ -229,7 +215,7 @@ def check_fit(module: nn.Module, tensors: Mapping[str, torch.Tensor], aliases: M
     problems += [
         f"{name} has dtype {found[name].dtype} in the file, which cannot be trained"
         for name, tensor in both.items()
-        if tensor.requires_grad and not _has_gradient(found[name])
+        if tensor.requires_grad and not (found[name].is_floating_point() or found[name].is_complex())
     ]
     if problems:
         some = "; ".join(problems[:8]) + ("; ..." if len(problems) > 8 else "")
@@ -267,15 +253,17 @@ def _with_tied(tensors: Mapping[str, torch.Tensor], aliases: Mapping[str, str]) 
 
 
 def _own(module: nn.Module) -> dict[str, torch.Tensor]:
-    return {name: value for name, value in module.state_dict(keep_vars=True).items() if _is_tensor(value)}
+    values: dict[str, Any] = module.state_dict(keep_vars=True)
+    return {name: value for name, value in values.items() if isinstance(value, torch.Tensor)}
 
 
-def _has_gradient(tensor: torch.Tensor) -> bool:
-    return tensor.is_floating_point() or tensor.is_complex()
-
-
-def _is_tensor(value: Any) -> bool:
-    return isinstance(value, torch.Tensor)
+def all_tensors(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Return parameters and persistent buffers by the name that the state_dict has, tied ones each time."""
+    for prefix, part in module.named_modules(remove_duplicate=False):
+        tensors = {**part._parameters, **part._buffers}
+        for name, tensor in tensors.items():
+            if tensor is not None and name not in part._non_persistent_buffers_set:
+                yield f"{prefix}.{name}" if prefix else name, tensor
 
 
 def place(name: str, tensor: torch.Tensor) -> object:
@@ -292,7 +280,7 @@ def unique_tensors(module: nn.Module) -> tuple[dict[str, torch.Tensor], dict[str
     aliases: dict[str, str] = {}
     first: dict[object, str] = {}
     for name, value in module.state_dict().items():
-        if not _is_tensor(value):
+        if not isinstance(value, torch.Tensor):
             raise ConfigError(
                 f"{type(module).__name__}: state_dict entry {name!r} is a {type(value).__name__}; only "
                 "tensors can be saved, so get_extra_state must return a tensor"

@@ -52,7 +52,7 @@ def through_a_file(module: Any) -> Any:
     info, code = content.describe(Content(module), allow_pickle=False)
     assert code is None
     info = json.loads(json.dumps(info))
-    return content.build(info, "test", write(module)).module
+    return content.build(info, "test", write(module, 1 << 20)).module
 
 
 def scaled(model: Any) -> None:
@@ -232,7 +232,7 @@ def test_a_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> N
 
 ADAPTED = lora(llama())
 DESCRIBED = json.dumps(content.describe(Content(ADAPTED), allow_pickle=False)[0])
-WEIGHTS = list(write(ADAPTED))
+WEIGHTS = list(write(ADAPTED, 1 << 20))
 
 
 def check_made_up(change: Any) -> None:

@@ -129,12 +129,12 @@ def test_a_module_is_saved_by_import_path_and_arguments() -> None:
     module = nn.Sequential(trained(trained(bag)), nn.Linear(4, 1))  # two look-ups
     info, code = content.describe(Content(module), allow_pickle=False)
     assert code is None
-    found = content.build({**info, "pickled": []}, "path", weights.write(module)).module
+    found = content.build({**info, "pickled": []}, "path", weights.write(module, 1 << 20)).module
     assert found is not None
     ids = torch.tensor([[3, 5], [FAR, 8]])
     assert torch.equal(found(ids), module(ids))
     assert embedding_variables(found)["0.table"].counters == CountingBloom(100, 0.1)
-    broken = [*weights.write(nn.Sequential(EmbeddingBagVariable(5, "sum", seed=1), nn.Linear(4, 1)))]
+    broken = [*weights.write(nn.Sequential(EmbeddingBagVariable(5, "sum", seed=1), nn.Linear(4, 1)), 1 << 20)]
     with pytest.raises(ModelError):
         content.build({**info, "pickled": []}, "path", broken)
 

@@ -14,8 +14,7 @@ from torch import nn
 
 from sparkdl.exceptions import ConfigError, ModelError
 from sparkdl.saved import weights
-from sparkdl.saved.integrity import Hashed
-from sparkdl.saved.weights import Chunk
+from sparkdl.saved.integrity import Chunk, Hashed
 
 
 class Mixed(nn.Module):
@@ -86,7 +85,7 @@ def test_the_pieces_are_a_safetensors_file() -> None:
 
 def test_dtypes_of_the_file_win() -> None:
     module, again = nn.Linear(2, 2).half(), nn.Linear(2, 2)
-    reader = read(list(weights.write(module)))
+    reader = read(list(weights.write(module, 1 << 20)))
     parameter = again.weight
     weights.restore(again, reader.tensors, reader.aliases)
     assert again.weight is parameter
@@ -98,19 +97,19 @@ def test_what_is_tied_in_the_file_only_is_copied() -> None:
     module = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
     module[1].weight = module[0].weight
     again = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
-    reader = read(list(weights.write(module)))
+    reader = read(list(weights.write(module, 1 << 20)))
     weights.restore(again, reader.tensors, reader.aliases)
     assert torch.equal(again[0].weight, again[1].weight)
     assert again[0].weight.data_ptr() != again[1].weight.data_ptr()
 
 
 def test_a_module_without_tensors() -> None:
-    reader = read(list(weights.write(nn.ReLU())))
+    reader = read(list(weights.write(nn.ReLU(), 1 << 20)))
     weights.restore(nn.ReLU(), reader.tensors, reader.aliases)
 
 
 def test_what_does_not_fit_is_named_and_nothing_is_changed() -> None:
-    reader = read(list(weights.write(nn.Linear(2, 3))))
+    reader = read(list(weights.write(nn.Linear(2, 3), 1 << 20)))
     module = nn.Sequential()
     module.weight = nn.Parameter(torch.ones(3, 3))
     module.other = nn.Parameter(torch.ones(3))
@@ -237,6 +236,6 @@ def test_what_cannot_be_written() -> None:
             return {"a": 1}
 
     with pytest.raises(ConfigError, match="'_extra_state' is a dict; only tensors can be saved"):
-        list(weights.write(Odd()))
+        list(weights.write(Odd(), 1 << 20))
     with pytest.raises(ConfigError, match="weight is a torch.float32 .* on meta: cannot be saved"):
-        list(weights.write(nn.Linear(2, 2, device="meta")))
+        list(weights.write(nn.Linear(2, 2, device="meta"), 1 << 20))

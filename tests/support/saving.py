@@ -26,7 +26,7 @@ def describe(content: Content, allow_pickle: bool = False) -> tuple[dict[str, An
     info, code = saved.describe(content, allow_pickle)
     streams = {"code": b"" if code is None else code}
     if content.module is not None:
-        streams["weights"] = b"".join(piece.data for piece in weights.write(content.module))
+        streams["weights"] = b"".join(piece.data for piece in weights.write(content.module, 8 << 20))
     params = {"paramMap": {}, "defaultParamMap": {}, "sparkVersion": "4.0.0"}
     metadata = {"class": "sparkdl.ml.estimators.model.TorchModel", "uid": "TorchModel_0", **params}
     return {**metadata, "sparkdl": {**info, "hyper": []}}, streams

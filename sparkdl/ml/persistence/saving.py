@@ -11,13 +11,7 @@ from contextvars import ContextVar
 from typing import Any, Self, TypeVar, cast
 
 from pyspark.ml import Model
-from pyspark.ml.util import (
-    DefaultParamsWriter,
-    MLReadable,
-    MLReader,
-    MLWritable,
-    MLWriter,
-)
+from pyspark.ml.util import DefaultParamsWriter, MLReadable, MLReader, MLWritable, MLWriter
 from pyspark.sql import SparkSession
 from torch import nn
 
@@ -225,7 +219,7 @@ class TorchReader(MLReader[R]):
 
 def described(
     instance: Any, allow_pickle: bool = False
-) -> tuple[dict[str, Any], dict[str, Iterable[weights.Chunk]]]:
+) -> tuple[dict[str, Any], dict[str, Iterable[integrity.Chunk]]]:
     """Return our entry in the metadata of an estimator or model, and its other files as pieces, by name.
 
     Raises ConfigError if a pickle is needed and not allowed, SerializationError if it cannot be made.
@@ -233,7 +227,7 @@ def described(
     content = content_of(instance)
     info, code = saved.describe(content, allow_pickle)
     info["hyper"] = [param.name for param in instance.params if "." in param.name]
-    pieces: dict[str, Iterable[weights.Chunk]] = {}
+    pieces: dict[str, Iterable[integrity.Chunk]] = {}
     if content.module is not None:
         pieces[WEIGHTS] = weights.write(content.module, _CHUNK_BYTES)
     if code is not None:
@@ -318,9 +312,9 @@ def _allowed(options: Mapping[str, str]) -> bool:
     return value == "true" or _pickle_allowed.get()
 
 
-def _cut(data: bytes) -> Iterator[weights.Chunk]:
+def _cut(data: bytes) -> Iterator[integrity.Chunk]:
     for start in range(0, len(data), _CHUNK_BYTES):
-        yield weights.Chunk(start, data[start : start + _CHUNK_BYTES])
+        yield integrity.Chunk(start, data[start : start + _CHUNK_BYTES])
 
 
 def _empty(spark: SparkSession, path: str) -> None:
@@ -333,7 +327,7 @@ def _empty(spark: SparkSession, path: str) -> None:
         rows.write.mode("overwrite").parquet(posixpath.join(path, name))
 
 
-def _write(spark: SparkSession, path: str, pieces: Iterable[weights.Chunk], mode: str = "error") -> None:
+def _write(spark: SparkSession, path: str, pieces: Iterable[integrity.Chunk], mode: str = "error") -> None:
     """Write pieces, some at a time: neither driver nor task ever holds all of them."""
     rows: list[tuple[int, bytes]] = []
 
@@ -355,7 +349,7 @@ def _write(spark: SparkSession, path: str, pieces: Iterable[weights.Chunk], mode
         flush()
 
 
-def _read(spark: SparkSession, path: str, folder: str) -> Iterator[weights.Chunk]:
+def _read(spark: SparkSession, path: str, folder: str) -> Iterator[integrity.Chunk]:
     """Read pieces in order, some at a time: neither driver nor task ever holds all of them."""
     with explained(path):
         df = spark.read.schema(_COLUMNS).parquet(literal(folder))
@@ -364,7 +358,7 @@ def _read(spark: SparkSession, path: str, folder: str) -> Iterator[weights.Chunk
             # whole files are passed over by the range of offsets in their footers
             rows = df.filter(f"offset >= {start} and offset < {start + _GROUP_BYTES}").collect()
             for offset, data in sorted(rows):
-                yield weights.Chunk(offset, bytes(data))
+                yield integrity.Chunk(offset, bytes(data))
                 end = offset + len(data)
             if end < start + _GROUP_BYTES:  # each piece begins where the one before it ends
                 return

@@ -27,9 +27,9 @@ _PATTERN = re.compile(r"[\\{}\[\]*?]")
 class ParamsWriter(DefaultParamsWriter):
     """Saves a stage that has Params and little else, with a checksum."""
 
-    def __init__(self, instance: Any, extra: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, instance: Any, extra: Mapping[str, Any]) -> None:
         super().__init__(instance)
-        self._extra = dict(extra or {})
+        self._extra = dict(extra)
 
     def saveImpl(self, path: str) -> None:
         """Write to a folder that does not exist."""
@@ -102,9 +102,11 @@ def write_metadata(spark: SparkSession, path: str, text: str, mode: str = "error
 
 def read_metadata(spark: SparkSession, path: str) -> dict[str, Any] | None:
     """Read metadata; ``None`` if there is none."""
-    _check_inside(spark, path)
     with explained(path):
         folders = models_in(spark).folders(path)
+        place = None if folders is None else folders.on_this_machine(path)
+        if place is not None:  # as far as the driver can tell
+            check_inside(place, path)
         if folders is not None and not folders.exists(posixpath.join(path, METADATA)):
             return None  # Spark's readers would log the trace of a Java exception
         try:
@@ -151,12 +153,3 @@ def explained(path: str) -> Iterator[None]:
             f"{type(error).__name__}: {cause.splitlines()[0]:.300}",
             code="config-saved",
         ) from error
-
-
-def _check_inside(spark: SparkSession, path: str) -> None:
-    """Check the links of a folder that is local, as far as the driver can tell."""
-    with explained(path):
-        folders = models_in(spark).folders(path)
-        place = None if folders is None else folders.on_this_machine(path)
-        if place is not None:
-            check_inside(place, path)
