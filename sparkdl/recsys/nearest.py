@@ -12,8 +12,6 @@ from numpy.typing import ArrayLike, NDArray
 from sparkdl.exceptions import ConfigError, DataError
 from sparkdl.recsys.checks import check_integer
 
-_FILE_KEYS = ("ids", "vectors")
-
 
 class NearestItems:
     """Finds the items whose vectors have the largest inner products with a query's, most of the time.
@@ -120,7 +118,7 @@ class NearestItems:
         if isinstance(found, np.ndarray):
             raise DataError(f"{path} holds one array, expected ids and vectors", code="data-value")
         with found:
-            if set(found.files) != set(_FILE_KEYS):
+            if set(found.files) != {"ids", "vectors"}:
                 raise DataError(f"{path} holds {found.files}, expected ids and vectors", code="data-value")
             return cls(found["ids"], found["vectors"], **options)
 

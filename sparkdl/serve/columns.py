@@ -20,11 +20,6 @@ def plans_of(chosen: Mapping[str, Column]) -> Iterator[ColumnPlan]:
         yield replace(plan, ragged=free, fill=0.0 if free else None)
 
 
-def is_text(kind: pa.DataType) -> bool:
-    """Return whether a type is that of strings."""
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
-
-
 def one_chunk(column: pa.ChunkedArray) -> pa.Array:
     """Return a column as one array, lists of equal length as lists."""
     found = column.combine_chunks() if column.num_chunks != 1 else column.chunk(0)

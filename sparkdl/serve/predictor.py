@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from functools import partial
 from operator import itemgetter
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from sparkdl.data.loose import array_of, filled, spread
 from sparkdl.exceptions import ConfigError, DataError, ModelError
 from sparkdl.hf.padding import reads_behind
 from sparkdl.ml.stages.outputs import decide, probability_of, raw_of
-from sparkdl.nn.batch import Inputs, group, map_tensors
+from sparkdl.nn.batch import Inputs, group, map_tensors, tensors_of
 from sparkdl.nn.export import check_onnx, to_onnx
 from sparkdl.nn.int8 import quantize as quantized
 from sparkdl.nn.signature import Signature, TensorSpec
@@ -31,15 +31,6 @@ from sparkdl.table.encoding import TableEncoding, read_table
 from sparkdl.table.onnx import add_encoding, feeds
 from sparkdl.table.values import columns_of
 from sparkdl.wire.frame import Array
-
-
-class _Fitted(Protocol):
-    """What :meth:`Predictor.of` needs of a model."""
-
-    module: nn.Module
-    signature: Signature
-    encoding: TableEncoding | None
-    labels: tuple[str, ...]
 
 
 class Predictor:
@@ -95,17 +86,11 @@ class Predictor:
         self._dtype = next(floating, torch.float32)
 
     @classmethod
-    def of(cls, model: _Fitted, **options: Any) -> Predictor:
+    def of(cls, model: Any, **options: Any) -> Predictor:
         """Make a predictor of a fitted model, whose module it shares; options as of the class."""
-        stage: Any = model
-        params = {param.name: value for param, value in stage.extractParamMap().items()}
-        table: dict[str, Any] = {
-            "encoding": model.encoding,
-            "labels": model.labels,
-            "thresholds": params.get("thresholds"),
-            "quantize": bool(params.get("quantize")),
-        }
-        made = cls(model.module, model.signature, **(table | options))
+        params = {param.name: value for param, value in model.extractParamMap().items()}
+        own = _options_of(model.encoding, model.labels, params)
+        made = cls(model.module, model.signature, **(own | options))
         made._kind = type(model).__name__
         return made
 
@@ -140,17 +125,10 @@ class Predictor:
         """
         content, metadata, version = read_model(path, pickle=pickle, trust=trust)
         assert content.module is not None
-        encoding, labels = read_table(content.table)
         if rows is not None:
             read_rows_from(content.module, rows)
-        params = metadata.get("paramMap") or {}
-        table: dict[str, Any] = {
-            "encoding": encoding,
-            "labels": labels,
-            "thresholds": params.get("thresholds"),
-            "quantize": bool(params.get("quantize")),
-        }
-        loaded = cls(content.module, content.signature, **(table | options))
+        own = _options_of(*read_table(content.table), metadata.get("paramMap") or {})
+        loaded = cls(content.module, content.signature, **(own | options))
         loaded._kind = metadata["class"].rpartition(".")[2]
         if rows is not None:  # which belong to one version
             return loaded
@@ -353,6 +331,14 @@ class Predictor:
         return tensor if dtype is None else tensor.to(getattr(torch, dtype))
 
 
+def _options_of(
+    encoding: TableEncoding | None, labels: Sequence[str], params: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the options of a predictor that follow from a fitted model."""
+    thresholds, quantize = params.get("thresholds"), bool(params.get("quantize"))
+    return {"encoding": encoding, "labels": labels, "thresholds": thresholds, "quantize": quantize}
+
+
 def _of_numpy(dtype: str | None) -> str | None:
     """Return the dtype by which rows are checked: numpy has no bfloat16, and no check suits complex ones."""
     if dtype is None or dtype.startswith("complex"):
@@ -362,9 +348,9 @@ def _of_numpy(dtype: str | None) -> str | None:
 
 def _batches(inputs: Inputs, size: int) -> Iterator[tuple[Array, Inputs]]:
     """Cut inputs into batches, each after the numbers of its rows; one batch without rows is one too."""
-    first = inputs if isinstance(inputs, Tensor) else next(iter(_values(inputs)))
-    for start in range(0, max(len(first), 1), size):
-        rows = np.arange(start, min(start + size, len(first)))
+    count = len(tensors_of(inputs)[0])
+    for start in range(0, max(count, 1), size):
+        rows = np.arange(start, min(start + size, count))
         yield rows, map_tensors(inputs, itemgetter(slice(start, start + size)))
 
 
@@ -386,10 +372,6 @@ def _differ(rows: Any) -> bool:
     listed = isinstance(rows, list) or (isinstance(rows, np.ndarray) and rows.dtype.kind == "O")
     lists = listed and all(isinstance(row, list) or np.ndim(row) for row in rows)
     return lists and len({len(row) for row in rows}) > 1
-
-
-def _values(inputs: Any) -> Any:
-    return inputs.values() if isinstance(inputs, Mapping) else inputs
 
 
 def _joined(outputs: list[tuple[int, Any]]) -> Any:

@@ -32,7 +32,7 @@ from sparkdl.saved.metadata import KEY
 from sparkdl.saved.moved import current_class
 from sparkdl.saved.reading import SavedVersion, changed_copy, read_model
 from sparkdl.saved.trust import Entry
-from sparkdl.serve.columns import is_text, moments, one_chunk
+from sparkdl.serve.columns import moments, one_chunk
 from sparkdl.serve.columns import plans_of as column_plans
 from sparkdl.serve.passes import cut
 from sparkdl.table.encoding import TableEncoding
@@ -74,18 +74,19 @@ class ServedModel:
         inputs = sparse.spread(inference.inputs)
         self._structure = structure_of(inputs, "features")
         self._keep = inference.handle_invalid != "error"
+        self.plans: tuple[ColumnPlan, ...]  # shape, dtype and column of each input
         if self.encoding is None:
-            self._plans = tuple(column_plans(self._structure.disassemble(inputs)))
+            self.plans = tuple(column_plans(self._structure.disassemble(inputs)))
         else:
-            self._plans = plans_of(self.encoding, self._structure.kind == "dict")
-        if any(plan.dtype is None for plan in self._plans):
+            self.plans = plans_of(self.encoding, self._structure.kind == "dict")
+        if any(plan.dtype is None for plan in self.plans):
             raise ConfigError(
                 f"what {self.name} takes is not known: make it with from_module(module, example=rows)"
             )
         # A mask hides what fills shorter rows up, and 0 in sparse rows is no value.
         masked = MASK in self._structure.names and not reads_behind(self._module)
-        self._padded = masked or all(p.part or not p.ragged for p in self._plans)
-        typical = [replace(p, shape=(ragged.ANY,)) if p.ragged else p for p in self._plans]
+        self._padded = masked or all(p.part or not p.ragged for p in self.plans)
+        typical = [replace(p, shape=(ragged.ANY,)) if p.ragged else p for p in self.plans]
         self.batch_size = inference.batch_size or rows_per_batch(typical)
 
     @classmethod
@@ -138,17 +139,12 @@ class ServedModel:
         """The columns that a row must have, and their types, in words."""
         if self.encoding is not None:
             return dict(self.encoding.kinds)
-        return {plan.source: in_words(plan) for plan in self._plans}
+        return {plan.source: in_words(plan) for plan in self.plans}
 
     @property
     def vectors(self) -> tuple[str, ...]:
         """The columns that hold sparse vectors."""
-        return tuple(dict.fromkeys(plan.source for plan in self._plans if plan.part))
-
-    @property
-    def plans(self) -> tuple[ColumnPlan, ...]:
-        """What the module gets: shape, dtype and column of each input."""
-        return self._plans
+        return tuple(dict.fromkeys(plan.source for plan in self.plans if plan.part))
 
     def prepare(self, table: pa.Table) -> ModuleInputs:
         """Check rows, of which columns not known are passed over, and convert them; dates may be ISO 8601."""
@@ -163,21 +159,21 @@ class ServedModel:
         columns = {name: one_chunk(table.column(name)) for name in names}
         if self.encoding is not None:
             for name, kind in self.encoding.kinds.items():
-                if kind in ("date", "timestamp") and is_text(columns[name].type):
+                if kind in ("date", "timestamp") and columns[name].type in (pa.string(), pa.large_string()):
                     columns[name] = moments(name, columns[name])
             encoded = self.encoding.encode(columns)
             valid = np.ones(len(table), np.bool_)
-            return ModuleInputs(valid, {plan.key: encoded[plan.source] for plan in self._plans})
-        converted = ArrowColumns(self._plans, self._structure, keep=self._keep, name=lambda row: f"row {row}")
-        valid, arrays = converted.convert([columns[plan.source] for plan in self._plans])
-        return ModuleInputs(valid, arrays or {plan.key: _zeros(plan)[:0] for plan in self._plans})
+            return ModuleInputs(valid, {plan.key: encoded[plan.source] for plan in self.plans})
+        converted = ArrowColumns(self.plans, self._structure, keep=self._keep, name=lambda row: f"row {row}")
+        valid, arrays = converted.convert([columns[plan.source] for plan in self.plans])
+        return ModuleInputs(valid, arrays or {plan.key: _zeros(plan)[:0] for plan in self.plans})
 
     def run(self, requests: Sequence[ModuleInputs]) -> list[pa.Table]:
         """Compute the results of several requests at once."""
         valid = np.concatenate([rows.valid for rows in requests])
         # A copy, also of a single request's: torch wants memory that may be written to.
         arrays = {
-            plan.key: np.concatenate([rows.arrays[plan.key] for rows in requests]) for plan in self._plans
+            plan.key: np.concatenate([rows.arrays[plan.key] for rows in requests]) for plan in self.plans
         }
         # A row's number is its place in its request, whoever shares the pass.
         numbers = np.concatenate([np.flatnonzero(rows.valid) for rows in requests])
@@ -198,10 +194,10 @@ class ServedModel:
     def _forward(self, arrays: Mapping[str, Array], numbers: Array) -> list[Array]:
         """Return what each output column is made of, for rows with these numbers."""
         if not len(numbers):  # modules may fail without any: one of zeros tells shapes
-            zeros = {plan.key: _zeros(plan) for plan in self._plans}
+            zeros = {plan.key: _zeros(plan) for plan in self.plans}
             return [values[:0] for values in self._forward(zeros, np.arange(1))]
-        plans = {plan.key: plan for plan in self._plans}
-        passes = cut([arrays[plan.key] for plan in self._plans], self.batch_size, padded=self._padded)
+        plans = {plan.key: plan for plan in self.plans}
+        passes = cut([arrays[plan.key] for plan in self.plans], self.batch_size, padded=self._padded)
         parts: list[list[Array]] = []
         for chosen in passes.rows:
             batch = {key: tensor_of(plans[key], values[chosen]) for key, values in arrays.items()}

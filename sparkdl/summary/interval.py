@@ -36,7 +36,7 @@ class Interval:
         self.samples = 0
         self.seconds = 0.0
         self._loss = 0.0
-        self._lr = math.nan
+        self.lr = math.nan  # of the last iteration
         self._phases: dict[str, float] = {}
         self._bytes: dict[str, float] = {}
         self._extras: dict[str, list[float]] = {}
@@ -48,7 +48,7 @@ class Interval:
         self.seconds += row["seconds"]
         if row["samples"]:  # an iteration without rows repeats the loss before it
             self._loss += row["loss"] * row["samples"]
-        self._lr = row["lr"]
+        self.lr = row["lr"]
         for sums, values in ((self._phases, row["phases"]), (self._bytes, row["bytes"])):
             for name, value in values.items():
                 sums[name] = sums.get(name, 0.0) + value
@@ -59,11 +59,6 @@ class Interval:
     def loss(self) -> float:
         """Mean loss of the samples; NaN without any."""
         return self._loss / self.samples if self.samples else math.nan
-
-    @property
-    def lr(self) -> float:
-        """Learning rate of the last iteration."""
-        return self._lr
 
     @property
     def records_per_second(self) -> float:

@@ -110,8 +110,8 @@ class MLflow(Hook):
         found = [Param(_name(name), str(value)) for name, value in params(run).items()]
         tags = {"sparkdl.version": __version__, **self._tags}
         self._client.log_batch(self.run_id, tags=[RunTag(k, str(v)) for k, v in tags.items()])
-        for chunk in _chunks(found, _MAX_PARAMS):
-            self._client.log_batch(self.run_id, params=chunk)
+        for start in range(0, len(found), _MAX_PARAMS):
+            self._client.log_batch(self.run_id, params=found[start : start + _MAX_PARAMS])
 
     def on_iteration_end(self, run: Run) -> None:
         """Make a point if one is due, and send those that wait every now and then."""
@@ -218,10 +218,6 @@ class MLflow(Hook):
 def _name(name: str) -> str:
     """Return a name without the characters that MLflow refuses, such as the @ of ``recall@10``."""
     return _NOT_IN_NAMES.sub("_", name)
-
-
-def _chunks(items: Sequence[Any], size: int) -> list[Sequence[Any]]:
-    return [items[i : i + size] for i in range(0, len(items), size)]
 
 
 _auto: dict[str, Any] | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import fields
 from functools import partial
 from typing import Any
 
@@ -67,17 +67,15 @@ def _plain(value: Any) -> Plain:
         return _called(value.func, value.args, value.keywords)[:_LONGEST]
     if isinstance(value, nn.Module):
         return _called(type(value), (), _given(value))[:_LONGEST]
-    if is_dataclass(value) and not isinstance(value, type) and _has_usual_repr(value):
-        return _called(type(value), (), {f.name: getattr(value, f.name) for f in fields(value)})[:_LONGEST]
+    kind = type(value)
+    of_dataclass = getattr(kind, "__dataclass_params__", None)
+    if of_dataclass is not None and of_dataclass.repr and "__repr__" in vars(kind):
+        return _called(kind, (), {f.name: getattr(value, f.name) for f in fields(value)})[:_LONGEST]
     if isinstance(value, Sequence):
         return f"[{', '.join(str(_plain(item)) for item in value)}]"[:_LONGEST]
     text = redaction.text(str(getattr(value, "__qualname__", None) or repr(value)))
     # An address in memory says nothing, and differs from run to run.
     return type(value).__name__ if _ADDRESS.search(text) else text[:_LONGEST]
-
-
-def _has_usual_repr(value: Any) -> bool:
-    return bool(type(value).__dataclass_params__.repr) and "__repr__" in vars(type(value))
 
 
 def _called(what: Any, args: Sequence[Any], options: Mapping[str, Any]) -> str:

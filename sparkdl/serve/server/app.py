@@ -99,8 +99,6 @@ def _chosen(names: str | None, model: ServedModel) -> list[str]:
 
 
 class _Endpoints:
-    """The answers by path."""
-
     def __init__(self, service: ServerParts) -> None:
         self._service = service
         options = service.options

@@ -15,6 +15,7 @@ from sparkdl.exceptions import DataError
 MEDIA_TYPE = "application/vnd.apache.arrow.stream"
 _COMPRESSION, _LENGTH, _HEADER = 3, 0, 2  # places of fields in Arrow's Message.fbs, which never change
 _DEEPEST = 16
+_BROKEN = (pa.ArrowException, OSError, struct.error, IndexError, OverflowError, MemoryError, ValueError)
 
 
 def read_table(body: bytes, max_rows: int) -> pa.Table:
@@ -25,15 +26,7 @@ def read_table(body: bytes, max_rows: int) -> pa.Table:
     """
     try:
         return _read(body, max_rows)
-    except (
-        pa.ArrowException,
-        OSError,
-        struct.error,
-        IndexError,
-        OverflowError,
-        MemoryError,
-        ValueError,
-    ) as error:
+    except _BROKEN as error:
         if isinstance(error, DataError):
             raise
         raise _refused(f"it is no Arrow stream: {type(error).__name__}: {error!s:.200}") from error

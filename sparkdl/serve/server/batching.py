@@ -5,13 +5,16 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import torch
+
+if TYPE_CHECKING:
+    from sparkdl.serve.server.versions import ServedVersion
 
 Observe = Callable[[int, float], None]
 """Is told of each forward pass: its rows and seconds."""
@@ -21,19 +24,9 @@ class Full(Exception):  # noqa: N818 -- it is no error of the program's
     """The queue has no room for a request's rows."""
 
 
-class SessionGroup(Protocol):
-    """The copies of one version of a model, one for each thread: a session group."""
-
-    @property
-    def copies(self) -> Sequence[Any]:
-        """Each computes the results of several requests by ``run(rows)``."""
-
-
 @dataclass(slots=True)
 class _Waiting:
-    """A request in the queue."""
-
-    group: SessionGroup
+    group: ServedVersion
     rows: Any
     future: Future[pa.Table]
     arrived: float = field(default_factory=time.monotonic)
@@ -71,7 +64,7 @@ class Batcher:
         for thread in self._threads:
             thread.start()
 
-    def submit(self, group: SessionGroup, rows: Any) -> Future[pa.Table]:
+    def submit(self, group: ServedVersion, rows: Any) -> Future[pa.Table]:
         """Put a request in the queue; its future gets the result; raises Full if the queue has no room."""
         waiting = _Waiting(group, rows, Future())
         with self._changed:

@@ -44,8 +44,7 @@ def read(media_type: str, body: bytes, limits: Limits) -> tuple[pa.Table, str, W
     """Read a request's body; return the rows, and media type and writer of an answer in the same form."""
     if _plain(media_type) == JSON:
         columns, write = _read_json(body, limits)
-        found = columns.keys()
-        check_columns(found, limits.columns)
+        check_columns(columns, limits.columns)
         arrays = {name: _array(name, columns[name], name in limits.vectors) for name in limits.columns}
         return pa.table(arrays), JSON, write
     table = arrow_ipc.read_table(body, limits.max_rows)

@@ -103,10 +103,9 @@ class _Uvicorn(uvicorn.Server):
         await super().startup(sockets)
         if self.started:
             for listener in (socket for server in self.servers for socket in server.sockets):
+                # asyncio has one number for those that wait and those it accepts at once.
                 with listener.dup() as same:
-                    same.listen(
-                        _BACKLOG
-                    )  # asyncio has one number for those that wait and those it accepts at once
+                    same.listen(_BACKLOG)
             options, model = self._service.options, self._service.versions.current.model
             logger.info(
                 "serving %s, version %s, at %s:%s, %s",
