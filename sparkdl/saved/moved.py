@@ -71,7 +71,8 @@ _PLACES = (  # package of earlier releases, package of today, modules (old>new w
     (
         "sparkdl.tune",
         "sparkdl.tune.running",
-        "advance alone>runners distributed>runners journal runners rows>shared_rows retried search watch",
+        "advance alone>runners distributed>runners journal runners rows>shared_rows retried>watch search "
+        "watch",
     ),
     (
         "sparkdl.ml",

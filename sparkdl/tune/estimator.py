@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from pyspark.ml import Estimator, Model
 from pyspark.ml.param import Param
@@ -11,6 +11,7 @@ from pyspark.ml.util import MLReadable, MLReader, MLWritable
 from pyspark.sql import DataFrame
 
 from sparkdl.exceptions import ConfigError
+from sparkdl.ml.estimators.fits_module import FitsModule
 from sparkdl.ml.estimators.fits_torch import FitsTorch
 from sparkdl.ml.estimators.fitting import with_values
 from sparkdl.ml.estimators.sparsity import settled
@@ -22,6 +23,8 @@ from sparkdl.tune import saving
 from sparkdl.tune.result import BestTrial, SearchResult
 from sparkdl.tune.schedulers.stopping import FIFO
 from sparkdl.tune.tuner import Tuner
+
+E = TypeVar("E", bound=FitsModule)
 
 _OF_TRIALS = {
     *("learningRate", "batchSize", "microBatchSize", "gradientClipNorm", "earlyStoppingPatience", "monitor"),
@@ -117,7 +120,8 @@ class TorchTuner(Estimator[Any], MLWritable, MLReadable[Any]):
     def _tuner(self, train: Any) -> Tuner:
         # Of n folds a trial trains n models on all rows but one n-th each.
         share = self.estimator.getValidationFraction()
-        refit = 1 / (1 - share) if share else 1.0 if self._has_validation() else 1 / max(1, self.numFolds - 1)
+        indicator = value_of(self.estimator, self.estimator.validationIndicatorCol)
+        refit = 1 / (1 - share) if share else 1.0 if indicator else 1 / max(1, self.numFolds - 1)
         options: dict[str, Any] = {"seed": self.estimator.getSeed() % (1 << 32), "refit": refit}
         patience = value_of(self.estimator, self.estimator.earlyStoppingPatience)
         if patience is not None or "earlyStoppingPatience" in self.space:
@@ -125,11 +129,6 @@ class TorchTuner(Estimator[Any], MLWritable, MLReadable[Any]):
             options["scheduler"] = FIFO(rung=1)
         options |= self.options
         return Tuner(train, self.space, metric=self.metric, **options)
-
-    def _has_validation(self) -> bool:
-        estimator = self.estimator
-        indicator: str | None = value_of(estimator, estimator.validationIndicatorCol)
-        return bool(estimator.getValidationFraction() or indicator)
 
     def _fit(self, dataset: DataFrame) -> TorchTunerModel:
         result = self.search(dataset)
@@ -149,7 +148,7 @@ class TorchTuner(Estimator[Any], MLWritable, MLReadable[Any]):
         label = estimator._settle(rows).label
 
         def trainer(params: Mapping[str, Any]) -> Trainer:
-            own: Any = _with_params(estimator, params)
+            own = with_params(estimator, params)
             own.setMaxEpochs(epochs)  # a schedule goes by it
             own._check()
             plan = own._settle(rows)
@@ -158,8 +157,7 @@ class TorchTuner(Estimator[Any], MLWritable, MLReadable[Any]):
                     f"space: with {dict(params)!r:.200} the module needs labels {plan.label!r:.100}, and "
                     f"{label!r:.100} without; search such modules one by one"
                 )
-            made: Trainer = own._trainer(rows, plan)
-            return made
+            return own._trainer(rows, plan)
 
         tuner = self._tuner(trainer)
         epochs = tuner.max_epochs
@@ -177,7 +175,7 @@ class TorchTuner(Estimator[Any], MLWritable, MLReadable[Any]):
         Returns:
             The estimator's model.
         """
-        chosen: Any = _with_params(self.estimator, best.params).setMaxEpochs(best.epoch)
+        chosen: Any = with_params(self.estimator, best.params).setMaxEpochs(best.epoch)
         indicator = value_of(chosen, chosen.validationIndicatorCol)
         if indicator and chosen.getHandleInvalid() != "error":  # the search had no rows of neither side
             dataset = with_values(dataset, [indicator])
@@ -265,7 +263,7 @@ class _ModelReader(MLReader["TorchTunerModel"]):
             return made._resetUid(metadata["uid"])
 
 
-def _with_params(estimator: FitsTorch, params: Mapping[str, Any]) -> FitsTorch:
+def with_params(estimator: E, params: Mapping[str, Any]) -> E:
     """Return a copy of an estimator with Params by name, which writes no checkpoints of its own."""
     own = estimator.copy()
     for name, value in params.items():

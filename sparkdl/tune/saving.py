@@ -29,6 +29,7 @@ from sparkdl.tune.trial import Trial
 SEARCH = "search"
 """Our entry in the metadata."""
 
+_OF_TUNER = ("metric", "numFolds", "resume")
 _SCHEDULERS: dict[str, Any] = {
     kind.__name__: kind for kind in (ASHA, FIFO, Hyperband, MedianStopping, PBT, SuccessiveHalving)
 }
@@ -93,9 +94,7 @@ def tuner_to_json(tuner: Any) -> dict[str, Any]:
     """Return space and options of a :class:`sparkdl.tune.TorchTuner` as JSON."""
     return {
         "space": {name: _to_json(value, f"space: {name}") for name, value in tuner.space.items()},
-        "metric": tuner.metric,
-        "numFolds": tuner.numFolds,
-        "resume": tuner.resume,
+        **{name: getattr(tuner, name) for name in _OF_TUNER},
         "options": {name: _to_json(value, f"option {name}") for name, value in tuner.options.items()},
     }
 
@@ -105,9 +104,7 @@ def tuner_from_json(found: Mapping[str, Any], path: str) -> dict[str, Any]:
     with explained(path):
         return {
             "space": {name: _from_json(value) for name, value in found["space"].items()},
-            "metric": found["metric"],
-            "numFolds": found["numFolds"],
-            "resume": found["resume"],
+            **{name: found[name] for name in _OF_TUNER},
             **{name: _from_json(value) for name, value in found["options"].items()},
         }
 
@@ -154,15 +151,7 @@ def result_to_json(result: SearchResult) -> dict[str, Any]:
     """Return a result as JSON; objects among the params become their text."""
     best = result.best
     return {
-        "best": None
-        if best is None
-        else {
-            "number": best.number,
-            "params": _told(best.params),
-            "epoch": best.epoch,
-            "value": best.value,
-            "copies": _told(best.copies),
-        },
+        "best": None if best is None else {name: _told(getattr(best, name)) for name in BestTrial.__slots__},
         "trials": [
             {name: _told(getattr(trial, name)) for name in Trial.__slots__ if name != "state"}
             for trial in result.trials

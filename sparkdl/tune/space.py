@@ -117,8 +117,9 @@ class Space:
 
     def _plain(self, name: str, values: list[Any]) -> list[Any]:
         """Return values by which Optuna chooses from a list: texts of which no two are alike, for objects."""
-        alike = any(value == other and type(value) is not type(other) for value, other in _pairs(values))
-        if all(isinstance(value, _CHOICES) for value in values) and not alike:
+        plain = [value for value in values if isinstance(value, _CHOICES)]
+        alike = any(a == b and type(a) is not type(b) for a, b in combinations(plain, 2))
+        if len(plain) == len(values) and not alike:
             return values
         labels = [label_of(value) for value in values]
         labels = [f"{t} #{n}" if labels.count(t) > 1 else t for n, t in enumerate(labels)]
@@ -167,9 +168,9 @@ class Space:
             elif isinstance(distribution, IntDistribution) and not distribution.log:
                 found[name] = list(range(distribution.low, distribution.high + 1, distribution.step))
             elif isinstance(distribution, FloatDistribution) and distribution.step is not None:
-                low, high, step = (
-                    Decimal(str(value)) for value in (distribution.low, distribution.high, distribution.step)
-                )  # in floating point, 0.1 + 2 * 0.1 is above 0.3
+                # In floating point, 0.1 + 2 * 0.1 is above 0.3.
+                bounds = (distribution.low, distribution.high, distribution.step)
+                low, high, step = (Decimal(str(value)) for value in bounds)
                 found[name] = [float(low + n * step) for n in range(int((high - low) / step) + 1)]
             else:
                 raise ConfigError(
@@ -207,12 +208,6 @@ def _distributions_in(value: Any, path: str) -> list[str]:
     elif isinstance(value, tuple):
         items = enumerate(value)
     return [found for key, part in items for found in _distributions_in(part, f"{path}.{key}")]
-
-
-def _pairs(values: list[Any]) -> list[tuple[Any, Any]]:
-    """Return all pairs of plain values."""
-    plain = [value for value in values if isinstance(value, _CHOICES)]
-    return list(combinations(plain, 2))
 
 
 def _holds(distribution: BaseDistribution, value: Any) -> bool:

@@ -29,11 +29,10 @@ from sparkdl.tune.loggers import TrialLogger
 from sparkdl.tune.result import BestTrial, SearchResult
 from sparkdl.tune.running.described import describe_datasets, describe_trainer
 from sparkdl.tune.running.journal import Journal
-from sparkdl.tune.running.retried import Retried
 from sparkdl.tune.running.runners import ClusterRunner, Folds, TaskRunner, check_alone, pool
 from sparkdl.tune.running.search import Runner, Search
 from sparkdl.tune.running.shared_rows import shared
-from sparkdl.tune.running.watch import SearchWatch
+from sparkdl.tune.running.watch import Retried, SearchWatch
 from sparkdl.tune.sampling import Asker, sampler_of
 from sparkdl.tune.schedulers.moves import Outline, Scheduler
 from sparkdl.tune.schedulers.stopping import FIFO, Pruned
@@ -219,7 +218,10 @@ class Tuner:
         if resume and self.folder is None:
             raise ConfigError("resume=True: folder= must say where the search is kept", code="config-resume")
         share = validation if isinstance(validation, float) and isinstance(data, Dataset) else None
-        self._check_rows(validation, folds)
+        if folds is not None:
+            integer_option("fit", "folds", folds, 2)
+            if validation is not None:
+                raise ConfigError("folds and validation are both given; the folds validate each other")
         others = validation if share is None else None
         chosen = Chosen(features, label, weight)
         with datasets_of(data, others, chosen, self.seed) as (dataset, given, _):
@@ -232,24 +234,12 @@ class Tuner:
                 divided = [share_of(share, self.seed)]
             return self._run(dataset, sets, divided, resume, retried)
 
-    def _check_rows(self, validation: Any, folds: int | None) -> None:
-        if folds is not None:
-            integer_option("fit", "folds", folds, 2)
-            if validation is not None:
-                raise ConfigError("folds and validation are both given; the folds validate each other")
-
     def _check_metric(self, sets: Sequence[str]) -> None:
         name, slash, _ = self.metric.partition("/")
         if self.metric != "loss" and (not slash or name not in sets):
             known = ", ".join(f"'{found}/...'" for found in sets)
-            raise ConfigError(
-                f"metric={self.metric!r}: expected 'loss'"
-                + (
-                    f", or a score of a validation set: {known}"
-                    if known
-                    else "; there are no validation rows"
-                )
-            )
+            more = f", or a score of a validation set: {known}" if known else "; there are no validation rows"
+            raise ConfigError(f"metric={self.metric!r}: expected 'loss'{more}")
 
     def trainer(self, params: Mapping[str, Any]) -> Trainer:
         """Return the Trainer of some params, as trials get it.
@@ -328,7 +318,7 @@ class Tuner:
                 stop=watch.stop,
                 on_rung=lambda trial, ended: watch.rung(search, trial, ended),
                 passes=lambda error: isinstance(error, self.catch) and data.access.is_alive(),
-                describe=self._described if journal.is_kept else lambda _: {},
+                describe=lambda params: describe_trainer(self.trainer(params)) if journal.is_kept else {},
             )
             for logger in self.loggers:
                 logger.begin(self.name, self.metric, setting)
@@ -406,9 +396,6 @@ class Tuner:
             "folds": repr(list(divided)),
             "rows": len(data),
         }
-
-    def _described(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        return dict(describe_trainer(self.trainer(params)))
 
     def _result(self, search: Search, journal: Journal, stopped_by: str) -> SearchResult:
         best, found = search.best, None

@@ -223,10 +223,8 @@ class Journal:
         """Delete all states but those of some rungs, and of those that an earlier run had completed later."""
         needed = {*needed, *self._ahead}
         for path in self.folder.glob("state-*.bin"):
-            if (
-                path.stem.removeprefix("state-").isdigit()
-                and int(path.stem.removeprefix("state-")) not in needed
-            ):
+            number = path.stem.removeprefix("state-")
+            if number.isdigit() and int(number) not in needed:
                 path.unlink(missing_ok=True)
 
     def _state(self, number: int) -> Path:

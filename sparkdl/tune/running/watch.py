@@ -1,16 +1,48 @@
-"""Outside events of a search: Ctrl-C and time, loggers and the table of trials."""
+"""Outside events of a search: Ctrl-C and time, loggers, the table of trials, and the job's next driver."""
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from sparkdl import attempts
 from sparkdl.tune.loggers import TrialLogger
-from sparkdl.tune.running.retried import Retried
 from sparkdl.tune.running.search import Search
 from sparkdl.tune.shown import SearchProgress
 from sparkdl.tune.trial import Trial
+
+
+class Retried:
+    """What a driver notes of the search in a folder, for the next one; nothing if it is not kept.
+
+    ``sparkdl submit --retries`` starts a driver again that died.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str] | None) -> None:
+        self._attempt = None if folder is None else attempts.current()
+        self._folder = os.path.abspath(os.fspath(folder or ""))
+
+    def resumes(self) -> bool:
+        """Return whether an earlier driver of the job has begun this search; it goes on then."""
+        return self._attempt is not None and self._attempt.earlier(self._folder) is not None
+
+    def begun(self) -> None:
+        """Note that the search begins. Its folder may be there from now on."""
+        if self._attempt is not None:
+            self._attempt.begun(self._folder)
+            self.reached(0)
+
+    def reached(self, rungs: int) -> None:
+        """Note how many rungs have begun."""
+        if self._attempt is not None:
+            self._attempt.written(self._folder, rungs + 1)  # 0 would say that there is nothing yet
+
+    def finished(self) -> None:
+        """Note that the search came to its end."""
+        if self._attempt is not None:
+            self._attempt.finished(self._folder)
 
 
 @dataclass(slots=True, kw_only=True)
