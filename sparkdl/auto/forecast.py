@@ -19,7 +19,7 @@ from sparkdl.ml.series.forecast import forecast_rows
 from sparkdl.ml.series.stage import TimeSeriesEstimator, TimeSeriesModel
 from sparkdl.series import holt_winters
 from sparkdl.train.trainer import Trainer
-from sparkdl.tune.estimator import check_space
+from sparkdl.tune.estimator import check_space, with_params
 from sparkdl.tune.result import SearchResult
 from sparkdl.tune.schedulers.stopping import MedianStopping
 from sparkdl.tune.space import loguniform
@@ -107,7 +107,8 @@ class AutoForecast(Estimator[Any]):
         if holtWinters:
             if metric == "pinball":
                 raise ConfigError("metric='pinball': Holt-Winters gives no quantiles; say holtWinters=False")
-            holt_winters.check_installed()
+            if not holt_winters.is_installed():
+                raise ConfigError("Holt-Winters needs statsmodels: pip install 'sparkdl[series]'")
         self.estimator, self.timeBudget, self.metric = estimator, timeBudget, metric
         self.space = dict(SPACE if space is None else space)
         self.windows, self.trials, self.holtWinters = windows, trials, holtWinters
@@ -146,7 +147,7 @@ class AutoForecast(Estimator[Any]):
         begins = backtest.origins(self.windows, None, self.estimator.getHorizon())
         backtest.scored(self.estimator, [self.metric])  # one that is none is told now
         reach = max(self.estimator.getInputLength(), self.estimator.getSeasonality())
-        chosen = {NAIVE: with_params(self.estimator, {"architecture": "naive", "inputLength": reach})}
+        chosen = {NAIVE: with_candidate(self.estimator, {"architecture": "naive", "inputLength": reach})}
         entries = [self._scored(dataset, begins, NAIVE, chosen[NAIVE])]
         if not math.isfinite(entries[0].value):  # nor has any other model a value
             raise DataError(
@@ -162,7 +163,7 @@ class AutoForecast(Estimator[Any]):
         for number, (name, trial) in enumerate(_best_of_each(result).items()):
             if number and time.monotonic() + trial.seconds > end:
                 break
-            chosen[name] = with_params(self.estimator, trial.params).setMaxEpochs(best_epoch(trial))
+            chosen[name] = with_candidate(self.estimator, trial.params).setMaxEpochs(best_epoch(trial))
             entries.append(self._scored(dataset, begins, name, chosen[name], trial))
         board = Leaderboard(entries, self.metric, "min")
         best = next(entry for entry in board.entries if entry.model in chosen)
@@ -176,14 +177,14 @@ class AutoForecast(Estimator[Any]):
 
     def _search(self, dataset: DataFrame, withheld: int, timeout: float) -> SearchResult:
         """Search on what comes before the leaderboard's steps."""
-        estimator = with_params(self.estimator, {})
+        estimator = with_candidate(self.estimator, {})
         estimator._withheld = withheld
         if not estimator.getValidationSteps():
             estimator.setValidationSteps(estimator.getHorizon())
         rows = estimator._look_at(dataset)
 
         def trainer(params: Mapping[str, Any]) -> Trainer:
-            own = with_params(estimator, params).setMaxEpochs(epochs)  # the rate falls by it
+            own = with_candidate(estimator, params).setMaxEpochs(epochs)  # the rate falls by it
             own._check()
             return own._trainer(rows, own._settle(rows))
 
@@ -258,15 +259,10 @@ class AutoForecastModel(Model):
         return found
 
 
-def with_params(estimator: TimeSeriesEstimator, params: Mapping[str, Any]) -> TimeSeriesEstimator:
-    """Return a copy of an estimator with Params by name, which writes no checkpoints of its own."""
-    own = estimator.copy()
+def with_candidate(estimator: TimeSeriesEstimator, params: Mapping[str, Any]) -> TimeSeriesEstimator:
+    """Return a copy of an estimator with Params by name, and those of a candidate."""
     values = dict(params)
-    values = {**CANDIDATES.get(values.pop("candidate", ""), {}), **values}
-    for name, value in values.items():
-        own._set(**{own.getParam(name).name: value})
-    own.clear(own.checkpointPath)
-    return own
+    return with_params(estimator, {**CANDIDATES.get(values.pop("candidate", ""), {}), **values})
 
 
 def on_all_rows(estimator: TimeSeriesEstimator) -> TimeSeriesEstimator:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from pyspark.sql import DataFrame
 
-from sparkdl import redaction, summary
-from sparkdl.ml.estimators.observers import Note, add_to_every_fit, remove_from_every_fit
+from sparkdl import summary
+from sparkdl.ml.estimators.observers import Note, observe_every_fit
 from sparkdl.mlflow.flavour import log_model
 from sparkdl.summary.mlflow import MLflow, automatic_hooks
 from sparkdl.summary.params import flatten
@@ -31,22 +31,13 @@ def autolog(*, log_models: bool = True, disable: bool = False, **options: Any) -
         ImportError: if MLflow is missing.
     """
     summary.autolog(disable=disable, **options)
-    for observer in (_logging_models, _logging_params):
-        remove_from_every_fit(observer)
-    if not disable:
-        add_to_every_fit(_logging_models if log_models else _logging_params)
+    observe_every_fit(None if disable else partial(_logging, log_models))
 
 
 @contextmanager
-def _logging_models(estimator: Any, dataset: DataFrame) -> Iterator[Note]:
+def _logging(log_models: bool, estimator: Any, dataset: DataFrame) -> Iterator[Note]:
     with automatic_hooks() as hooks:
-        yield lambda model: _log(hooks, estimator, dataset, model)
-
-
-@contextmanager
-def _logging_params(estimator: Any, dataset: DataFrame) -> Iterator[Note]:
-    with automatic_hooks() as hooks:
-        yield lambda model: _log(hooks, estimator, None, model)
+        yield lambda model: _log(hooks, estimator, dataset if log_models else None, model)
 
 
 def _log(hooks: list[MLflow], estimator: Any, rows: DataFrame | None, model: Any) -> None:
@@ -55,12 +46,12 @@ def _log(hooks: list[MLflow], estimator: Any, rows: DataFrame | None, model: Any
 
     if not hooks or hooks[-1].run_id is None:  # the estimator has a hook of its own
         return
-    try:
+
+    def log() -> None:
         with hooks[-1].resumed():
             values = {param.name: value for param, value in estimator._paramMap.items()}
             mlflow.log_params(flatten(values, "estimator."))
             if rows is not None:
                 log_model(model, input_example=rows)
-    except Exception as error:
-        reason = redaction.text(str(error).strip().split("\n")[0])
-        warnings.warn(f"MLflow did not take the model: {type(error).__name__}: {reason:.300}", stacklevel=4)
+
+    hooks[-1]._attempt("the model", log)

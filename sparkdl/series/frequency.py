@@ -47,6 +47,9 @@ class Frequency:
             )
         return cls(int(found[1] or 1), found[2] or "")
 
+    def __str__(self) -> str:
+        return f"{self.every}{self.unit}"
+
     @property
     def season(self) -> int:
         """Usual number of steps of a season: a day of hours, a week of days, a year of weeks or months.

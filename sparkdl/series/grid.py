@@ -82,7 +82,7 @@ def on_grid(id: Any, rows: Mapping[str, Array], layout: PanelLayout) -> Series:
             layout,
             id,
             f"two rows in one step, at {name_time(times[at], layout)} and {name_time(times[at + 1], layout)}",
-            f"aggregate them, or choose another frequency than {_name(layout)!r}",
+            f"aggregate them, or choose another frequency than {str(layout.frequency)!r}",
         )
     count = int(steps[-1]) + 1
     if count > _MOST_EMPTY * len(times):
@@ -90,7 +90,7 @@ def on_grid(id: Any, rows: Mapping[str, Array], layout: PanelLayout) -> Series:
             layout,
             id,
             f"{len(times)} rows span {count:,} steps",
-            f"choose a coarser frequency than {_name(layout)!r}",
+            f"choose a coarser frequency than {str(layout.frequency)!r}",
         )
     length = int(steps[filled[-1] - first]) + 1  # of the past
     values = np.full(count, np.nan)
@@ -221,10 +221,6 @@ def scaled(series: Series, scaling: str, until: int | None = None) -> tuple[dict
 def name_time(time: Any, layout: PanelLayout) -> str:
     """Return a time as people write it."""
     return str(np.datetime64(int(time), "us")) if layout.frequency.unit else str(int(time))
-
-
-def _name(layout: PanelLayout) -> str:
-    return f"{layout.frequency.every}{layout.frequency.unit}"
 
 
 def _fail(layout: PanelLayout, id: Any, found: str, remedy: str) -> NoReturn:

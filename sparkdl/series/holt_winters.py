@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sparkdl.exceptions import ConfigError
 from sparkdl.series.scaling import scale_of
 from sparkdl.wire.frame import Array
 
@@ -51,9 +50,3 @@ def is_installed() -> bool:
     except ImportError:  # its data may be there without what its code needs
         return False
     return True
-
-
-def check_installed() -> None:
-    """Check that statsmodels is there."""
-    if not is_installed():
-        raise ConfigError("Holt-Winters needs statsmodels: pip install 'sparkdl[series]'")

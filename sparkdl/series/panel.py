@@ -61,12 +61,12 @@ def check_columns(df: DataFrame, layout: PanelLayout) -> None:
     if clock != bool(layout.frequency.unit):
         expected = "a unit, such as 'D' or 'h'" if clock else "the distance of the integers, such as '1'"
         raise ConfigError(
-            f"frequency={f'{layout.frequency.every}{layout.frequency.unit}'!r} with time column "
+            f"frequency={str(layout.frequency)!r} with time column "
             f"{layout.time!r} of type {kind.simpleString()}: expected {expected}"
         )
     if isinstance(kind, T.DateType) and not layout.frequency.whole_days:
         raise ConfigError(
-            f"frequency={f'{layout.frequency.every}{layout.frequency.unit}'!r} with time column "
+            f"frequency={str(layout.frequency)!r} with time column "
             f"{layout.time!r} of type date: several steps have one date; expected days or longer, such as "
             "'D', or timestamps, such as by .cast('timestamp')"
         )

@@ -25,9 +25,8 @@ def scale_of(values: Array, scaling: str) -> tuple[Array, Array]:
     if scaling == "none":
         return zero, zero + 1
     kept = np.where(known, kept, 0.0)
-    exponent = np.frexp(np.abs(kept).max(0, initial=0.0))[
-        1
-    ]  # a power of two, so no bit changes: squares keep in range
+    # A power of two, so no bit changes: squares keep in range.
+    _, exponent = np.frexp(np.abs(kept).max(0, initial=0.0))
     kept = np.ldexp(kept, -exponent)
     if scaling == "mean":
         return zero, np.ldexp(np.abs(kept).sum(0) / count, exponent)

@@ -39,10 +39,6 @@ class Cut:
     # whether the windows whose horizon lies in them are meant; otherwise those before
     validation: bool = False
 
-    def length(self, series: Series) -> int:
-        """Return how many steps of a series are used."""
-        return len(series) - self.withheld - (0 if self.validation else self.held)
-
     def needed(self, layout: PanelLayout) -> int:
         """Return how many steps a series must have at least."""
         return layout.horizon + 1 + self.withheld + self.held
@@ -96,14 +92,13 @@ class SeriesSource(StoreSource):
 
     def peek(self, plan: TablePlan, rows: int) -> dict[str, Array]:
         """See :class:`sparkdl.data.store.build.StoreSource`; zeros where the first series has no window."""
-        first = self._df.select(F.lit(0) if not self._layout.id else self._df[f"`{self._layout.id}`"]).first()
+        df = self._df
+        key = df[f"`{self._layout.id}`"] if self._layout.id else F.lit(0)
+        first = df.select(key).first()
         if first is None:
             return {}
-        df = (
-            self._df
-            if not self._layout.id
-            else self._df.where(self._df[f"`{self._layout.id}`"].eqNullSafe(first[0]))
-        )
+        if self._layout.id:
+            df = df.where(key.eqNullSafe(first[0]))
         found = grouped(df, self._layout, 1)
         values = found.collect()
         batch = pa.RecordBatch.from_arrays(
@@ -183,8 +178,8 @@ def _stored(series: Series, layout: PanelLayout, cut: Cut) -> tuple[dict[str, Ar
             f"horizon of {layout.horizon}. handleInvalid='skip' leaves short series out",
             code="data-value",
         )
-    length = cut.length(series)
     decides = len(series) - cut.withheld - cut.held
+    length = decides + (cut.held if cut.validation else 0)
     series.until(decides, layout)  # each column has a value by then
     series = series.until(length, layout)
     found, _, _ = scaled(series, layout.scaling, decides)

@@ -101,7 +101,7 @@ def test_each_candidate_of_the_default_space_makes_a_module() -> None:
     assert isinstance(tuner, Tuner)
     assert set(auto.space) == {"candidate", "learningRate", "level"}
     for name, params in forecast.CANDIDATES.items():
-        own = forecast.with_params(auto.estimator, {"candidate": name, "level": "mean"})
+        own = forecast.with_candidate(auto.estimator, {"candidate": name, "level": "mean"})
         module, source = own._build(forecast_module(), **own._arguments())
         assert module.architecture == params["architecture"]
         assert source is not None

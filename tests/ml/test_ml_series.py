@@ -20,7 +20,6 @@ from sparkdl.ml import TimeSeriesEstimator, TimeSeriesModel
 from sparkdl.ml.series import stage
 from sparkdl.nn import Forecaster
 from sparkdl.nn.models.forecaster import absolute_error
-from sparkdl.series import anomalies
 from sparkdl.series.source import windows_dataset
 
 pytestmark = pytest.mark.jvm
@@ -224,7 +223,8 @@ def test_a_threshold_leaves_the_share_above_it(real: Any, share: float) -> None:
     rows = real.range(100).select(
         F.lit("a").alias("id"), F.col("id").cast("double").alias("y"), F.lit(0.0).alias("f")
     )
-    (found,) = anomalies.thresholds(rows, ["id"], "y", "f", share).collect()
+    model = TimeSeriesModel()._set(labelCol="y", predictionCol="f")
+    (found,) = model.thresholds(rows, share).collect()
     assert found.threshold == 99 - round(100 * share)
 
 

@@ -71,13 +71,13 @@ def is_mapped(module: nn.Module, path: Path) -> bool:
 def test_weights_are_a_file_that_the_first_process_writes(local: Path) -> None:
     module = linear()
     sent, x = Counted(serialize.dumps_module(module)), torch.randn(64, 40)
-    loaded = shipped.load_shipped(sent, None).module
+    loaded = shipped.load_shipped(sent).module
     assert is_mapped(loaded, local / sent.digest)
     with torch.inference_mode():
         torch.testing.assert_close(loaded(x), module(x))
-    assert shipped.load_shipped(sent, None).module is loaded
+    assert shipped.load_shipped(sent).module is loaded
     shipped._models.clear()  # another process of the executor
-    again = shipped.load_shipped(sent, None).module
+    again = shipped.load_shipped(sent).module
     assert (len(sent.reads), is_mapped(again, local / sent.digest), again is loaded) == (1, True, False)
     assert stat.S_IMODE(local.stat().st_mode) == 0o700
     assert {stat.S_IMODE(file.stat().st_mode) for file in local.iterdir()} == {0o600}
@@ -85,16 +85,16 @@ def test_weights_are_a_file_that_the_first_process_writes(local: Path) -> None:
 
 def test_what_a_process_writes_into_weights_is_its_own(local: Path) -> None:
     sent = Counted(serialize.dumps_module(linear()))
-    first = shipped.load_shipped(sent, None).module
+    first = shipped.load_shipped(sent).module
     with torch.no_grad():
         next(first.parameters()).fill_(7)
     shipped._models.clear()
-    second = shipped.load_shipped(sent, None).module
+    second = shipped.load_shipped(sent).module
     assert torch.equal(next(second.parameters()), next(linear().parameters()))
 
 
 def _load(sent: Counted, queue: multiprocessing.Queue[tuple[int, float]]) -> None:
-    weight = next(shipped.load_shipped(sent, None).module.parameters())
+    weight = next(shipped.load_shipped(sent).module.parameters())
     queue.put((len(sent.reads), float(weight.detach().sum())))
 
 
@@ -117,7 +117,7 @@ def test_files_that_were_not_used_for_longest_make_room(local: Path, monkeypatch
     monkeypatch.setattr(shipped, "_KEPT_BYTES", 5 * len(sent[0].data) // 2)
     for n, one in enumerate((sent[0], sent[1], sent[0], sent[2])):
         shipped._models.clear()
-        loaded = shipped.load_shipped(one, None).module
+        loaded = shipped.load_shipped(one).module
         os.utime(local / one.digest, (n, n))
     assert files(local) == sorted([sent[0].digest, sent[2].digest])
     (local / sent[2].digest).unlink()
@@ -143,12 +143,12 @@ def test_small_modules_and_those_outside_of_executors_are_no_files(
 ) -> None:
     sent = Counted(serialize.dumps_module(linear()))
     monkeypatch.setattr(shipped, "_MAPPED_BYTES", 1 << 20)
-    assert not is_mapped(shipped.load_shipped(sent, None).module, local / sent.digest)
+    assert not is_mapped(shipped.load_shipped(sent).module, local / sent.digest)
     assert files(local) == []
     monkeypatch.setattr(shipped, "_MAPPED_BYTES", 1)
     monkeypatch.delenv("SPARK_LOCAL_DIRS")
     shipped._models.clear()
-    shipped.load_shipped(sent, None)
+    shipped.load_shipped(sent)
     assert files(local) == []
 
 
@@ -158,7 +158,7 @@ def test_a_full_disk_leaves_the_module_in_memory(local: Path, monkeypatch: pytes
 
     sent = Counted(serialize.dumps_module(linear()))
     monkeypatch.setattr(os, "writev", full)
-    loaded = shipped.load_shipped(sent, None).module
+    loaded = shipped.load_shipped(sent).module
     assert torch.equal(next(loaded.parameters()), next(linear().parameters()))
     assert files(local) == []
 
@@ -173,7 +173,7 @@ def test_a_folder_that_others_can_write_into_is_not_trusted(local: Path, tmp_pat
         local.chmod(0o777)
     else:
         local.symlink_to(bad)
-    loaded = shipped.load_shipped(sent, None).module
+    loaded = shipped.load_shipped(sent).module
     assert torch.equal(next(loaded.parameters()), next(linear().parameters()))
     assert len(sent.reads) == 1
 
@@ -193,7 +193,7 @@ def test_what_pickles_keep_is_kept(local: Path) -> None:
             return result
 
     sent = Counted(serialize.dumps_module(Own()))
-    loaded = shipped.load_shipped(sent, None).module
+    loaded = shipped.load_shipped(sent).module
     assert loaded.one.weight is loaded.two.weight
     assert torch.equal(loaded.edge, torch.arange(900.0).reshape(30, 30)[:, :15])  # type: ignore[arg-type]
     assert loaded.size == 3
@@ -204,7 +204,7 @@ def test_a_module_that_torch_does_not_save_travels_as_before(local: Path) -> Non
     module.bits = module.weight.detach().view(torch.int32)  # type: ignore[assignment]
     data = serialize.dumps_module(module)
     assert not serialize.can_map(data)
-    loaded = shipped.load_shipped(Inline("bits", data), None).module
+    loaded = shipped.load_shipped(Inline("bits", data)).module
     assert torch.equal(loaded.weight, module.weight)  # type: ignore[arg-type]
     assert files(local) == []
 

@@ -39,6 +39,7 @@ from sparkdl.nn.signature import check_outputs_order
 from sparkdl.saved.source import ModuleSource
 from sparkdl.train.given import knows_loss
 
+_DEVIATIONS = 5.0  # from the mean: the default module tells no more apart
 _OF_NUMBERS = (
     "; columns of numbers that featuresCols names need no such step, for they are standardised before they "
     "become float32"
@@ -335,7 +336,8 @@ def _perceptron(
     part = next((plan for plan in plans if plan.part), None)
     if part is None:
         inputs = sum(map(prod, rows.inputs.values()))
-        return estimator._build(MLP, inputs=inputs, outputs=outputs, limit=estimator._limit())
+        limit = _DEVIATIONS if estimator.getStandardization() else None
+        return estimator._build(MLP, inputs=inputs, outputs=outputs, limit=limit)
     if len(plans) > 2:
         raise ConfigError(
             f"inputTypes: the default module takes no sparse column such as {part.source!r} beside others; "

@@ -13,6 +13,7 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from pyspark.sql import DataFrame
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import ConstantLR
 
 from sparkdl.data.columns import Columns
 from sparkdl.data.dataset import Dataset
@@ -38,6 +39,7 @@ from sparkdl.table.encoding import TableEncoding
 from sparkdl.train.hooks.callbacks import EarlyStopping
 from sparkdl.train.hooks.checkpoint import Checkpoint
 from sparkdl.train.leaving import ErrorsCarryResult
+from sparkdl.train.options.schedule import polynomial, sequence
 from sparkdl.train.options.triggers import MaxEpoch, MaxIteration, Trigger
 from sparkdl.train.trainer import Trainer
 
@@ -262,6 +264,19 @@ class FitsModule(HasAttributes, HasRunSetters, HasHyper, TorchWritable, TorchRea
         if clash:
             raise ConfigError(f"options: {clash[0]!r} has a Param or attribute of its own")
         return own | dict(self.options)
+
+    def _falling(self, module: nn.Module, iterations: int, start: int) -> dict[str, Any]:
+        """Return the option of a Trainer for a rate that falls in a straight line to 0 at the last iteration.
+
+        The estimator's own schedule or optimizer, or that of a LightningModule, goes before. ``start`` are
+        the iterations of a run before, from which it goes on.
+        """
+        chosen = self.schedule is not None or self.optimizer is not None or is_lightning(module)
+        if chosen or not iterations:
+            return {}
+        line = polynomial(iterations)
+        level = partial(ConstantLR, factor=1.0, total_iters=1)  # for iterations that are over
+        return {"schedule": sequence([(level, start), (line, None)]) if start else line}
 
     def _loss_or(self, default: Loss, module: nn.Module) -> Loss | None:
         """Return the loss: what was given, or a default where nothing else says how to train."""

@@ -10,6 +10,7 @@ from typing import Any
 
 import pyarrow.compute as pc
 from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
 from torch import nn
 
 from sparkdl.data.columns import Column, Columns, as_column, quoted
@@ -62,7 +63,6 @@ class FitsTorch(FitsModule, HasTrainingSetters, HasInputs):
         return super()._fit_model(dataset, kept)
 
     def _look_at(self, dataset: DataFrame) -> FitRows:
-        """Check Params and columns, and read the first rows."""
         self._check()
         before = continued.earlier(self)
         indexed, labels = self._index_labels(dataset, before.labels if before else ())
@@ -76,7 +76,6 @@ class FitsTorch(FitsModule, HasTrainingSetters, HasInputs):
 
     @contextmanager
     def _datasets(self, rows: FitRows, label: Columns | None) -> Iterator[tuple[Dataset, Dataset | None]]:
-        """Make Datasets of the rows to train on, and of those to validate on if there are any."""
         columns: dict[str, Any] = {
             "features": rows.features,
             "label": label,
@@ -115,7 +114,7 @@ class FitsTorch(FitsModule, HasTrainingSetters, HasInputs):
 
     def _trainer(self, rows: FitRows, plan: FitPlan, **more: Any) -> Trainer:
         if rows.encoding is not None:
-            more = {**tables.training(self, rows.encoding, plan.module, rows.before), **more}
+            more |= tables.training(self, rows.encoding, plan.module, rows.before)
         return super()._trainer(rows, plan, **more)
 
     def _check_validates(self) -> None:
@@ -140,10 +139,9 @@ class FitsTorch(FitsModule, HasTrainingSetters, HasInputs):
         names += [weight] if weight else []
         if path := value_of(self, self.parquetPath):
             self._check_lies(df, path, table, names + ([indicator] if indicator else []))
-        seen = fitting.with_nothing(df) if table else df
-        first = Dataset.from_dataframe(
-            seen, features=features, label=label, weight=weight or None
-        )  # checks names
+        seen = df.withColumn(fitting.NOTHING, F.lit(0.0)) if table else df
+        columns: dict[str, Any] = {"label": label, "weight": weight or None}
+        first = Dataset.from_dataframe(seen, features=features, **columns)  # checks names
         if self.getHandleInvalid() != "error":
             df = fitting.with_values(df, names)
         read = [*self.featuresNames(), *names] if table else names
@@ -168,7 +166,7 @@ class FitsTorch(FitsModule, HasTrainingSetters, HasInputs):
             df, train = (tables.arrays(part, encoding, kept) for part in (df, train))
             validation = None if validation is None else tables.arrays(validation, encoding, kept)
         if df is not train or self.getHandleInvalid() != "error" or table:
-            first = Dataset.from_dataframe(train, features=features, label=label, weight=weight or None)
+            first = Dataset.from_dataframe(train, features=features, **columns)
         rows = FitRows(
             all=df, train=train, validation=validation, features=features, first=first, encoding=encoding
         )

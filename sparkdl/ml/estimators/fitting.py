@@ -39,11 +39,6 @@ def check_rows(name: str, df: DataFrame, method: str = "fit") -> None:
     check_no_stream(df, f"{name}.{method}")
 
 
-def with_nothing(df: DataFrame) -> DataFrame:
-    """Add a column that stands in for features, for a check of the others."""
-    return df.withColumn(NOTHING, F.lit(0.0))
-
-
 def index_strings(
     df: DataFrame, name: str, known: tuple[str, ...] = (), named: tuple[str, ...] = ()
 ) -> tuple[DataFrame, tuple[str, ...]]:

@@ -272,7 +272,6 @@ class _TableModel(Fitted, HasTraining, HasInputs, HasErrorCol):
         return found
 
     def _run(self, *values: Any) -> Any:
-        """Run the module on one row."""
         if self.encoding is not None:
             return self._run_encoded(values)
         spread = self._spread(values)

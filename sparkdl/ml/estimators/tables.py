@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from pyspark.sql import DataFrame
 from torch import nn
 
-from sparkdl.data.columns import Column, Columns
+from sparkdl.data.columns import Columns
 from sparkdl.exceptions import ConfigError
 from sparkdl.ml.estimators.continued import Earlier, check_told
-from sparkdl.ml.estimators.pace import falling
 from sparkdl.ml.params.columns import value_of
 from sparkdl.ml.stages import tabular_frame
 from sparkdl.ml.stages.tabular_fit import count_rows, fit_encoding, kind_of
@@ -48,7 +47,8 @@ def encodes(estimator: Any, df: DataFrame) -> bool:
                 f"in place of the columns; leave {described[0]} out"
             )
         return True
-    if not names or described or not _takes_table(estimator.module):
+    takes_table = estimator.module is None or "cardinalities" in _arguments(estimator.module)
+    if not names or described or not takes_table:
         return False
     types = {field.name: field.dataType for field in df.schema.fields}
     kinds = [kind_of(types[name]) if name in types else None for name in names]
@@ -96,12 +96,8 @@ def inputs_of(encoding: TableEncoding, module: Any) -> Columns:
     By name if its forward method has arguments ``categories`` and ``numbers``, else by position, in this
     order.
     """
-    inputs = tabular_frame.inputs_of(encoding, named=True)
-    assert isinstance(inputs, Mapping)
-    hidden = {}
-    for name, column in inputs.items():
-        assert isinstance(column, Column)
-        hidden[name] = Column(_HIDDEN + name, column.shape, column.dtype)
+    columns = tabular_frame.columns_of(encoding)
+    hidden = {name: replace(column, name=_HIDDEN + name) for name, column in columns.items()}
     forward = getattr(module, "forward", None)
     known = inspect.signature(forward).parameters if callable(forward) else {}
     return hidden if all(name in known for name in hidden) else list(hidden.values())
@@ -156,11 +152,8 @@ def training(
     iterations = -(-rows // size) * estimator.getMaxEpochs()
     limit = value_of(estimator, estimator.maxIter)
     iterations = iterations if limit is None else min(limit, iterations)
-    return found | falling(estimator, module, iterations, before.start if before else 0)
-
-
-def _takes_table(module: nn.Module | Callable[..., nn.Module] | None) -> bool:
-    return module is None or "cardinalities" in _arguments(module)
+    found |= estimator._falling(module, iterations, before.start if before else 0)
+    return found
 
 
 def _arguments(factory: Any) -> frozenset[str]:

@@ -67,7 +67,7 @@ class HasInputs(HasEntries, HasFeaturesCol, HasHandleInvalid):
         "inputNames",
         "name of the module's argument by features column, for a module that is called with named inputs; by "
         "position if not set, or by the columns' names to a model of Hugging Face with such arguments.",
-        converters.arguments("inputNames"),
+        converters.arguments,
     )
     inputShapes = ParamEntry(
         "inputShapes",

@@ -62,18 +62,14 @@ def names(name: str) -> Callable[[Any], list[str]]:
     return convert
 
 
-def arguments(name: str) -> Callable[[Any], list[str]]:
-    """Return a converter to a list of different argument names; a single name stands for a list of one."""
-
-    def convert(value: Any) -> list[str]:
-        found = TypeConverters.toListString([value] if isinstance(value, str) else value)
-        if not found or len(set(found)) < len(found) or not all(text.isidentifier() for text in found):
-            raise ConfigError(
-                f"{name}={value!r}: expected different names of the forward method's arguments, at least one"
-            )
-        return found
-
-    return convert
+def arguments(value: Any) -> list[str]:
+    """Convert to a list of different argument names; a single name stands for a list of one."""
+    found = TypeConverters.toListString([value] if isinstance(value, str) else value)
+    if not found or len(set(found)) < len(found) or not all(text.isidentifier() for text in found):
+        raise ConfigError(
+            f"inputNames={value!r}: expected different names of the forward method's arguments, at least one"
+        )
+    return found
 
 
 def shapes(value: Any) -> list[list[int] | None]:

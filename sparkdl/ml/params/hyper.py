@@ -9,9 +9,6 @@ from pyspark.ml.param import Param, Params
 from sparkdl.exceptions import ConfigError
 from sparkdl.ml.params import converters
 
-HYPER_OF = ("module", "optimizer")
-"""The parts with hyper-parameters: the arguments of the factories that make them."""
-
 
 class HasHyper(Params):
     """Mixin for Params that stand for arguments of the module's and the optimizer's factory.
@@ -35,7 +32,7 @@ class HasHyper(Params):
         Raises:
             ConfigError: if this names no argument.
         """
-        if of not in HYPER_OF or not isinstance(name, str) or not name.isidentifier():
+        if of not in ("module", "optimizer") or not isinstance(name, str) or not name.isidentifier():
             raise ConfigError(
                 f"hyper({name!r}, of={of!r}): expected the name of a keyword argument, of 'module' or "
                 "'optimizer'"

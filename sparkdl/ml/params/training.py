@@ -20,8 +20,6 @@ from sparkdl.ml.params import converters
 from sparkdl.ml.params.entries import HasEntries, ParamEntry, accessors, getter, setter
 from sparkdl.wire.codec import CODECS
 
-_DEVIATIONS = 5.0
-
 
 class HasRun(HasEntries, HasLabelCol, HasBatchSize, HasMaxIter, HasLearningRate, HasSeed):
     """Mixin for how a module is trained, whatever its rows are; models have these Params as well."""
@@ -216,7 +214,3 @@ class HasScaling(HasTrainingSetters, HasStandardization):
     )
 
     getStandardization, setStandardization = accessors(standardization)
-
-    def _limit(self) -> float | None:
-        """Return how many deviations from the mean the default module tells apart."""
-        return _DEVIATIONS if self.getStandardization() else None

@@ -8,13 +8,12 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 import torch
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 from torch import nn
 
 from sparkdl.access.models import Lasting
-from sparkdl.data.columns import quoted
 from sparkdl.exceptions import DataError
 from sparkdl.ml.stages.shipped import load_shipped, ship
 from sparkdl.nn.batch import call
@@ -112,7 +111,7 @@ class ForecastTask:
         if callable(self.forecaster):
             local = self.forecaster
             return lambda windows: np.stack([local(window.series.target) for window in windows])[:, :, None]
-        loaded = load_shipped(self.forecaster, None)
+        loaded = load_shipped(self.forecaster)
 
         def forecast(windows: Sequence[Window]) -> Array:
             inputs = {
@@ -228,32 +227,28 @@ def forecast_rows(
         tuple(origins),
     )
     rows = grouped(df, layout, None)
-    kind = rows.schema[ID].dataType
-    fields, instant = [T.StructField(ID, kind)], on_clock(df, layout)
-
-    def times(name: str) -> list[T.StructField]:
-        names = [name, INSTANT.format(name)] if instant else [name]
-        return [T.StructField(each, T.LongType()) for each in names]
-
-    if origins:
-        fields += [*times(CUTOFF), T.StructField(STEP, T.IntegerType())]
-    fields += times("time")
-    if origins:
-        fields += [T.StructField(name, T.DoubleType()) for name in ("value", SCALE)]
-    fields += [T.StructField(f"output_{n}", T.DoubleType()) for n in range(len(outputs))]
-
-    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return task(batches)
-
-    def shown(name: str) -> Column:
-        return as_times(df, layout.time, F.col(name), F.col(INSTANT.format(name)) if instant else None)
-
-    found = rows.mapInArrow(run, T.StructType(fields))
+    fields = T.StructType().add(ID, rows.schema[ID].dataType)
     chosen = [F.col(ID).alias(layout.id)] if layout.id else []
+
+    def add(name: str, kind: T.DataType, becomes: str) -> None:
+        fields.add(name, kind)
+        chosen.append(F.col(name).alias(becomes))
+
+    def add_times(name: str, becomes: str) -> None:
+        fields.add(name, T.LongType())
+        instant = None
+        if on_clock(df, layout):
+            fields.add(INSTANT.format(name), T.LongType())
+            instant = F.col(INSTANT.format(name))
+        chosen.append(as_times(df, layout.time, F.col(name), instant).alias(becomes))
+
     if origins:
-        chosen += [shown(CUTOFF).alias(CUTOFF), F.col(STEP)]
-    chosen.append(shown("time").alias(layout.time))
+        add_times(CUTOFF, CUTOFF)
+        add(STEP, T.IntegerType(), STEP)
+    add_times("time", layout.time)
     if origins:
-        chosen += [F.col("value").alias(layout.target), F.col(SCALE)]
-    chosen += [quoted(f"output_{n}").alias(name) for n, name in enumerate(outputs)]
-    return found.select(*chosen)
+        add("value", T.DoubleType(), layout.target)
+        add(SCALE, T.DoubleType(), SCALE)
+    for number, output in enumerate(outputs):
+        add(f"output_{number}", T.DoubleType(), output)
+    return rows.mapInArrow(lambda batches: task(batches), fields).select(*chosen)

@@ -159,13 +159,11 @@ class HasSeries(HasRun, HasPrediction, HasHandleInvalid):
         Of ``forecast`` and a level of 0.025 it is ``forecast_q2_5``.
         """
         base = self.getPredictionCol()
-        levels = value_of(self, self.quantiles) or []
-        return [base, *(f"{base}_q{100 * level:g}".replace(".", "_") for level in levels)]
+        return [base, *(f"{base}_q{100 * level:g}".replace(".", "_") for level in self._quantiles())]
 
     def _quantiles(self) -> Sequence[float]:
         """Return the levels that are forecast besides the middle; none by default."""
-        levels = value_of(self, self.quantiles)
-        return [] if levels is None else levels
+        return value_of(self, self.quantiles) or []
 
     def _layout(self) -> PanelLayout:
         """Return the panel's columns, and how windows are made."""

@@ -12,14 +12,14 @@ import torch
 from pyspark import keyword_only
 from pyspark.ml import Estimator, Model
 from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
 
-from sparkdl.data.columns import Columns
+from sparkdl.data.columns import Columns, quoted
 from sparkdl.data.dataset import Dataset
 from sparkdl.exceptions import ConfigError
 from sparkdl.ml.estimators import continued, fitting
 from sparkdl.ml.estimators.fits_module import FitPlan, FitRows, FitsModule
 from sparkdl.ml.estimators.model import Fitted
-from sparkdl.ml.estimators.pace import falling
 from sparkdl.ml.params.attributes import ATTRIBUTES
 from sparkdl.ml.params.columns import value_of
 from sparkdl.ml.params.entries import constructed_by
@@ -29,7 +29,6 @@ from sparkdl.ml.series.forecast import BATCH_SIZE, forecast_rows
 from sparkdl.ml.series.params import HasSeries, HasSeriesTraining
 from sparkdl.nn.models.forecaster import Forecaster, Pinball, absolute_error
 from sparkdl.nn.signature import Signature
-from sparkdl.series import anomalies
 from sparkdl.series.panel import check_columns
 from sparkdl.series.source import Cut, windows_dataset
 from sparkdl.train.leaving import ErrorsCarryResult
@@ -38,6 +37,7 @@ from sparkdl.train.planning.request import planned_rows
 from sparkdl.train.trainer import Trainer
 
 _WINDOWS = "windows"
+_THRESHOLD, _ANOMALY = "threshold", "anomaly"
 _LEAST_ITERATIONS = 500
 
 
@@ -85,8 +85,14 @@ class TimeSeriesModel(HasSeries, Fitted, Model):
         Raises:
             ConfigError: if the share is not from 0 to below 1.
         """
+        if not isinstance(share, int | float) or not 0 <= share < 1:
+            raise ConfigError(f"share={share!r}: expected a number from 0 to below 1")
         keys, value, forecast = self._names()
-        return anomalies.thresholds(forecasts, keys, value, forecast, share)
+        errors = F.sort_array(F.collect_list(F.abs(quoted(value) - quoted(forecast))))  # without null
+        count = F.floor(F.round(F.size(errors) * F.lit(float(share)), 6)).cast("int")  # 0.29 of 100 are 29
+        place = F.size(errors) - count
+        largest = F.when(place > 0, F.element_at(errors, F.greatest(place, F.lit(1))))
+        return forecasts.groupBy(*map(quoted, keys)).agg(largest.alias(_THRESHOLD))
 
     def anomalies(self, forecasts: DataFrame, thresholds: DataFrame | None = None) -> DataFrame:
         """Add ``anomaly`` to the rows of :meth:`forecasts`: whether a value is too far from its forecast.
@@ -100,8 +106,17 @@ class TimeSeriesModel(HasSeries, Fitted, Model):
             ConfigError: if there are neither thresholds nor two quantiles.
         """
         keys, value, forecast = self._names()
-        quantiles = self.outputNames()[1:]
-        return anomalies.anomalies(forecasts, keys, value, forecast, quantiles, thresholds)
+        came, quantiles = quoted(value), self.outputNames()[1:]
+        if thresholds is not None:
+            joined = forecasts.join(thresholds, keys, "left") if keys else forecasts.crossJoin(thresholds)
+            far = F.abs(came - quoted(forecast)) > F.col(_THRESHOLD)
+            return joined.withColumn(_ANOMALY, far).drop(_THRESHOLD)
+        if len(quantiles) < 2:
+            raise ConfigError(
+                "anomalies: found neither thresholds nor two quantiles; give thresholds(...), or fit with "
+                "quantiles=[0.01, 0.5, 0.99]"
+            )
+        return forecasts.withColumn(_ANOMALY, (came < quoted(quantiles[0])) | (came > quoted(quantiles[-1])))
 
     def _names(self) -> tuple[list[str], str, str]:
         layout = self._layout()
@@ -286,7 +301,7 @@ class TimeSeriesEstimator(HasSeriesTraining, FitsModule, Estimator[TimeSeriesMod
         epochs = self._epochs(iterations)
         limit = value_of(self, self.maxIter)
         total = iterations * epochs if limit is None else min(limit, iterations * epochs)
-        own = falling(self, plan.module, total, continued.start(self))
+        own = self._falling(plan.module, total, continued.start(self))
         if limit is None:
             own["end_when"] = MaxEpoch(epochs)
         return super()._trainer(rows, plan, **{**own, **more})

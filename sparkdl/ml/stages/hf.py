@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import uuid
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 from pyspark import keyword_only
 from pyspark.ml import Transformer
@@ -24,11 +25,8 @@ from sparkdl.ml.params.entries import HasEntries, ParamEntry, accessors, setter
 from sparkdl.ml.persistence.stored import StoredStage
 from sparkdl.ml.stages.forgiving import ERROR, ForgivingScorer
 from sparkdl.ml.stages.rowwise import HandleInvalid, Settable, defined, find_field
-from sparkdl.ml.stages.udf import by_rows, has_arrow_udf, has_udt, make_udf
+from sparkdl.ml.stages.udf import has_arrow_udf, make_udf, readable
 from sparkdl.nn.signature import check_outputs_order
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 _LENGTH = 512
 
@@ -54,7 +52,6 @@ class _Tokenizing(HasEntries, Transformer, HasInputCol, Settable, StoredStage):
         return given
 
     def _set_given(self) -> None:
-        """Set the Params that the constructor was given."""
         values = {name: value for name, value in self._input_kwargs.items() if name != "tokenizer"}
         self._set(**{name: value for name, value in values.items() if value is not None})
 
@@ -268,7 +265,7 @@ class HFTokenizer(_Tokenizing, HandleInvalid, HasErrorCol, HasOutputCols):
             returns = returns.add(ERROR, T.StringType())
         column = f"sparkdl_{uuid.uuid4().hex}"
         udf = make_udf(ForgivingScorer(encoding) if errors else encoding, returns)
-        found = _rows(dataset, inputs[0]).select("*", udf(*map(quoted, inputs)).alias(column))
+        found = readable(dataset, inputs[0]).select("*", udf(*map(quoted, inputs)).alias(column))
         results = [
             F.col(column).getField(field).alias(name, metadata=self._metadata(field))
             for field, name in zip(encoding.outputs, self.getOutputCols(), strict=True)
@@ -328,13 +325,7 @@ class HFDecoder(_Tokenizing, HasOutputCol):
         _check_new(dataset, self.getOutputCol())
         decoding = Decoding(self._text(), self.getSkipSpecialTokens(), self.clean_up)
         udf = make_udf(decoding, T.StringType())
-        return _rows(dataset, name).withColumn(self.getOutputCol(), udf(quoted(name)))
-
-
-def _rows(df: DataFrame, column: str) -> DataFrame:
-    """Return the DataFrame as Arrow UDFs can read it."""
-    found: DataFrame = by_rows(df, column) if has_arrow_udf() and has_udt(df.schema) else df
-    return found
+        return readable(dataset, name).withColumn(self.getOutputCol(), udf(quoted(name)))
 
 
 def _check_text(df: DataFrame, param: str, name: str) -> None:

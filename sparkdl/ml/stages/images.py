@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Self
+from collections.abc import Callable, Sequence
+from typing import Any, Self
 
 from pyspark import keyword_only
 from pyspark.ml import Transformer
@@ -11,16 +12,13 @@ from pyspark.ml.param.shared import HasInputCol, HasOutputCol
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import types as T
 
-from sparkdl.data.columns import quoted
+from sparkdl.data.columns import quoted, tensor_metadata
 from sparkdl.data.images import ImageFormat, require_pillow
 from sparkdl.exceptions import DataError
 from sparkdl.ml.params.converters import one_of
 from sparkdl.ml.params.entries import ParamEntry, accessors, getter, setter
 from sparkdl.ml.persistence.stored import StoredStage
 from sparkdl.ml.stages.rowwise import HandleInvalid, Settable, add_column, defined, find_field
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
 
 _IMAGE_FIELDS = ("height", "width", "nChannels", "mode", "data")
 
@@ -170,18 +168,8 @@ class ImageToTensor(Transformer, HasInputCol, HasOutputCol, HandleInvalid, Setta
                 f"inputCol {name!r} has type {found.simpleString()}: expected binary (Spark's binaryFile "
                 "source) or the struct of Spark's image source"
             )
-        return add_column(
-            dataset,
-            self.getOutputCol(),
-            function,
-            name,
-            values,
-            row_name,
-            T.BinaryType(),
-            wanted.shape,
-            wanted.dtype,
-            self.getHandleInvalid(),
-        )
+        metadata = tensor_metadata(wanted.shape, wanted.dtype)
+        return add_column(self, dataset, function, values, T.BinaryType(), metadata, row_name)
 
     def setSize(self, value: int | Sequence[int]) -> Self:
         """Set ``size``."""

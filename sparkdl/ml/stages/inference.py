@@ -17,14 +17,7 @@ from pyspark.sql.types import DataType, StructField
 from torch import nn
 
 from sparkdl.data.collate import tensor_of
-from sparkdl.data.columns import (
-    ColumnPlan,
-    Columns,
-    Structure,
-    TablePlan,
-    quoted,
-    structure_of,
-)
+from sparkdl.data.columns import ColumnPlan, Columns, Structure, TablePlan, quoted, structure_of
 from sparkdl.data.convert import from_rows
 from sparkdl.data.schema import check_dataframe, is_pandas, plan_dataframe, plan_pandas, same_names
 from sparkdl.data.sparse import of_row, passed
@@ -41,14 +34,10 @@ from sparkdl.nn.int8 import quantize as quantized
 from sparkdl.nn.signature import Signature, TensorSpec, check_outputs_order
 from sparkdl.table.encoding import TableEncoding
 
-__all__ = ["Inference", "OutputColumn", "apply", "inference_of", "transform"]
-
-HANDLE_INVALID = ("error", "skip", "keep")
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inference:
-    """What a transform computes; raises ConfigError if a value cannot work."""
+    """What a transform computes; raises ConfigError if two columns have one name."""
 
     module: nn.Module  # the trained module, on the CPU; it is used in evaluation mode
     inputs: Columns  # its columns: one, a list for positional inputs, a dict for keyword inputs
@@ -58,7 +47,6 @@ class Inference:
     # what to do with rows that have null in a column, or in an array: ``error``, ``skip`` leaves them out,
     # ``keep`` gives null outputs for them. NaN is a value like others.
     handle_invalid: Literal["error", "skip", "keep"] = "error"
-    threads: int | None = None  # torch threads of a task; by default its cores, ``spark.task.cpus``
     # of a table, whose columns are read in place of ``inputs``; null is a value there
     encoding: TableEncoding | None = None
     columns: tuple[str, ...] = ()  # the table's columns, in the order in which a SQL function takes them
@@ -66,12 +54,6 @@ class Inference:
     errors: str | None = None
 
     def __post_init__(self) -> None:
-        given = {"batch_size": self.batch_size, "batch_tokens": self.batch_tokens, "threads": self.threads}
-        for name, value in given.items():
-            if value is not None and (not isinstance(value, int) or value < 1):
-                raise ConfigError(f"{name}={value!r}: expected a positive integer")
-        if self.handle_invalid not in HANDLE_INVALID:
-            raise ConfigError(f"handle_invalid={self.handle_invalid!r}: expected one of {HANDLE_INVALID}")
         names = [output.column for output in self.outputs] + ([self.errors] if self.errors else [])
         if len(set(names)) < len(names):
             raise ConfigError(f"output columns {names}: expected different names")
@@ -133,18 +115,17 @@ def prepare(df: DataFrame, inference: Inference, *, direct: bool) -> Prepared:
         batch_size=inference.batch_size,
         batch_tokens=inference.batch_tokens,
         keep=inference.handle_invalid == "keep" or not direct,
-        threads=inference.threads,
         names=names,
         vectors=direct,
         encoding=encoding,
         columns=() if encoding is None else encoding.columns,
         places=places,
     )
-    if not errors:
-        return Prepared(df, plan, encoding, arguments, scorer, fields, columns)
-    fields.append(T.StructField(ERROR, T.StringType()))
-    columns.append(T.StructField(errors, T.StringType()))
-    return Prepared(df, plan, encoding, arguments, ForgivingScorer(scorer), fields, columns)
+    if errors:
+        fields.append(T.StructField(ERROR, T.StringType()))
+        columns.append(T.StructField(errors, T.StringType()))
+    task = ForgivingScorer(scorer) if errors else scorer
+    return Prepared(df, plan, encoding, arguments, task, fields, columns)
 
 
 def apply(df: DataFrame, inference: Inference) -> DataFrame:
@@ -327,9 +308,8 @@ def _regression_outputs(model: Any, decision: bool) -> list[OutputColumn]:
         return []
     if several:
         return [OutputColumn(column=column, kind="doubles")]
-    return [
-        OutputColumn(column=column, kind="number", metadata={"ml_attr": {}})
-    ]  # as Spark's own regressions
+    as_sparks: dict[str, Any] = {"ml_attr": {}}
+    return [OutputColumn(column=column, kind="number", metadata=as_sparks)]
 
 
 def _module_outputs(model: Any, df: DataFrame | None) -> list[OutputColumn]:

@@ -19,10 +19,8 @@ from sparkdl.wire.frame import Array
 if TYPE_CHECKING:
     from pyspark.sql.types import DataType
 
-Kind = Literal[
-    "number", "long", "floats", "doubles", "longs", "vector", "raw", "probability", "class", "label"
-]
-VECTORS: tuple[Kind, ...] = ("vector", "raw", "probability")
+Kind = Literal["number", "long", "floats", "doubles", "longs", "raw", "probability", "class", "label"]
+VECTORS: tuple[Kind, ...] = ("raw", "probability")
 _ARRAYS: Mapping[Kind, str] = {"floats": "float32", "doubles": "float64", "longs": "int64"}
 
 
@@ -32,12 +30,11 @@ class OutputColumn:
 
     column: str  # its name
     # ``number`` for a double where the module gives one value per row, ``long`` for an integer, of which a
-    # double has not all bits; ``floats``, ``doubles`` or ``longs`` for an array; ``vector`` for an ML vector
-    # of all values of a row; and of a classifier's logits ``raw`` for a vector with one per class,
-    # ``probability`` for a vector of their softmax, and ``class`` for a double, the class with the highest
-    # probability, and ``label`` for its name, a string; of logits with NaN they are NaN and null. A single
-    # logit z counts as the logits -z and z, with the sigmoid as the second class's probability. Two have
-    # their mean subtracted in ``raw``.
+    # double has not all bits; ``floats``, ``doubles`` or ``longs`` for an array; and of a classifier's
+    # logits ``raw`` for an ML vector with one per class, ``probability`` for one of their softmax, and
+    # ``class`` for a double, the class with the highest probability, and ``label`` for its name, a string;
+    # of logits with NaN they are NaN and null. A single logit z counts as the logits -z and z, with the
+    # sigmoid as the second class's probability. Two have their mean subtracted in ``raw``.
     kind: Kind
     key: int | str | None = None  # position or key in the module's output, ``None`` if it is one tensor
     dims: int = 1  # of an array how deeply it is nested; with 1, rows of any shape become flat arrays
@@ -91,9 +88,6 @@ class OutputColumn:
             elif self.dims != len(shape):
                 raise ModelError(self._unfit(shape, f"expected {self.dims} dimensions"), code="model-output")
             return lists(values.astype(_ARRAYS[self.kind], copy=False), mask)
-        if self.kind == "vector":
-            values = values.reshape(rows, prod(shape)).astype(np.float64, copy=False)
-            return _vectors(values, mask) if vectors else lists(values, mask)
         if len(shape) > 1 or 0 in shape:
             raise ModelError(
                 self._unfit(shape, "a classifier gives one logit per class, or a single one"),

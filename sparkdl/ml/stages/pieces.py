@@ -18,7 +18,6 @@ import os
 import re
 import tempfile
 import uuid
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -215,7 +214,7 @@ class PieceTask:
         digest: Any,
     ) -> int:
         """Write a piece, and return its rows."""
-        waiting = deque[pa.RecordBatch]()
+        waiting: list[pa.RecordBatch] = []
         rows = 0
 
         def arguments() -> Iterator[tuple[pa.Array, ...]]:
@@ -225,13 +224,15 @@ class PieceTask:
 
         results = self.scorer.score(arguments(), at)
         first = next(results)
-        schema = self._schema(waiting[0].schema, first.type)
+        given = waiting[0].schema
+        schema = self._schema(given, first.type)
         with folder.writing(partition, number, schema) as (writer, keep):
             for found in chain([first], results):
                 rows += len(found)
-                columns = [*_columns(waiting, len(found), self.width), *([c] for c in found.flatten())]
-                arrays = [pa.chunked_array(parts) for parts in columns]
-                writer.write_table(pa.Table.from_arrays(arrays, schema=writer.schema))
+                table = pa.Table.from_batches(waiting, given)
+                waiting[:] = table.slice(len(found)).to_batches()
+                columns = [*table.slice(0, len(found)).columns[: self.width], *found.flatten()]
+                writer.write_table(pa.Table.from_arrays(columns, schema=writer.schema))
             keep(StoredPiece(partition, number, rows, digest.hexdigest()))
         return rows
 
@@ -286,17 +287,3 @@ class _Rest:
                 hashes = batch.column(batch.num_columns - 1).to_numpy(zero_copy_only=False)
                 digest.update(hashes.tobytes())
                 yield batch
-
-
-def _columns(waiting: deque[pa.RecordBatch], rows: int, width: int) -> list[list[pa.Array]]:
-    """Remove the first rows; return the parts of each column."""
-    columns: list[list[pa.Array]] = [[] for _ in range(width)]
-    while rows:
-        batch = waiting.popleft()
-        if batch.num_rows > rows:
-            waiting.appendleft(batch.slice(rows))
-            batch = batch.slice(0, rows)
-        rows -= batch.num_rows
-        for n in range(width):
-            columns[n].append(batch.column(n))
-    return columns

@@ -13,7 +13,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import DataType, StructField
 
 from sparkdl._spark.tasks import partition_id
-from sparkdl.data.columns import quoted, tensor_metadata
+from sparkdl.data.columns import quoted
 from sparkdl.data.schema import same_names
 from sparkdl.exceptions import ConfigError, DataError
 from sparkdl.ml.params.converters import one_of
@@ -73,32 +73,29 @@ def defined(stage: Params, *names: str) -> None:
 
 
 def add_column(
+    stage: Any,
     df: DataFrame,
-    output: str,
     function: Callable[..., Any],
-    source: str,
     values: Sequence[Column],
-    row_name: Column | None,
     returns: DataType,
-    shape: tuple[int, ...],
-    dtype: str,
-    handle_invalid: str,
+    metadata: dict[str, Any],
+    row_name: Column | None = None,
 ) -> DataFrame:
-    """Add a column that a function computes from each row's values.
+    """Add the output column of a stage, which a function computes from each row's values.
 
     It is a plain UDF: Spark calls it on batches of a hundred rows, whatever the size of a row, where an Arrow
     batch has ten thousand. ``function`` raises DataError for values it cannot use, of which null is one;
-    ``row_name`` names the row in errors, such as its path; the metadata of the column have ``shape`` and
-    ``dtype`` of a row's tensor.
+    ``row_name`` names the row in errors, such as its path.
     """
+    output, handle_invalid = stage.getOutputCol(), stage.getHandleInvalid()
     if same_names(df, output):
         raise DataError(f"outputCol {output!r} is in the DataFrame already; choose another name or drop it")
-    call = F.udf(Rowwise(function, source, handle_invalid != "error"), returns, useArrow=False)
+    call = F.udf(Rowwise(function, stage.getInputCol(), handle_invalid != "error"), returns, useArrow=False)
     if handle_invalid == "skip":
         # Or the filter would move below the projection, and Spark would call the function in both.
         call = call.asNondeterministic()
     name = F.lit(None).cast("string") if row_name is None else row_name
-    result = call(name, *values).alias(output, metadata=tensor_metadata(shape, dtype))
+    result = call(name, *values).alias(output, metadata=metadata)
     df = df.select("*", result)  # on Spark Connect withColumn drops metadata
     return df.filter(quoted(output).isNotNull()) if handle_invalid == "skip" else df
 

@@ -44,7 +44,6 @@ class Scorer:
     batch_size: int | None = None  # rows per forward pass; by default 1 MiB of them, from 32 to 4096
     batch_tokens: int | None = None  # values per forward pass, padding included, where rows differ in length
     keep: bool = False  # whether rows with null have null outputs, instead of being an error
-    threads: int | None = None  # torch threads; by default the cores of the task
     # of the fields of a struct with all outputs; none to return a single output as it is
     names: tuple[str, ...] = ()
     vectors: bool = True  # whether ML vectors can be returned as such
@@ -93,7 +92,7 @@ class Scorer:
             valid, converted = columns.convert(arrays)
             results.expect(valid)
             if converted is not None:
-                model = model or load_shipped(self.shipped, self.threads)
+                model = model or load_shipped(self.shipped)
                 numbers = first + np.flatnonzero(valid)
                 waiting.put({**converted, _NUMBER: numbers})
                 size = self._rows_at_a_time(columns.plans, converted)

@@ -17,7 +17,6 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from functools import partial
 from inspect import signature
 from typing import Any
 
@@ -43,7 +42,7 @@ from sparkdl.train.hooks.progress import open_bar
 logger = logging.getLogger("sparkdl")
 
 _FORMAT = 1
-_PIECES, _LEAST, _MOST = 1000, 100, 100_000
+_PIECES, _LEAST, _MOST = 1000, 100, 100_000  # rows of a piece: a thousandth, for so much is lost with a task
 _LOOK_S = 1.0
 _SPLITS = "spark.sql.files.minPartitionNum"
 """How Spark cuts files follows from the number of cores if this is not set."""
@@ -71,7 +70,7 @@ def score(model: Any, df: DataFrame, path: str, *, resume: bool, progress: bool)
     _check_columns(df, inference)
     prepared = prepare(df, inference, direct=True)
     with explained("scoring"):
-        found = bytes(_on_cluster(spark, partial(_look, path)))
+        found = _on_cluster(spark, lambda: Pieces(path).mark())
     if found and not resume:
         raise ConfigError(
             f"path={path!r} holds a job of score() already: resume=True goes on with it; or choose another "
@@ -82,7 +81,8 @@ def score(model: Any, df: DataFrame, path: str, *, resume: bool, progress: bool)
     with _same_splits(spark, None if before is None else before["confs"]) as confs:
         with explained("scoring"):
             rows = prepared.df.count()
-        job = {"format": _FORMAT, "confs": confs, "size": _size(rows), **_described(df, inference, rows)}
+        size = max(_LEAST, min(_MOST, rows // _PIECES))
+        job = {"format": _FORMAT, "confs": confs, "size": size, **_described(df, inference, rows)}
         mark = found or json.dumps({**job, "seal": of_json(job)}, indent=1).encode()
         if before is not None:
             _check_same(before, job, path)
@@ -98,15 +98,16 @@ def score(model: Any, df: DataFrame, path: str, *, resume: bool, progress: bool)
         given, task = _job(df, prepared, path, mark, job["size"])
 
         def run(task: PieceTask) -> list[Any]:
-            return given.mapInArrow(_function(task), REPORT).collect()
+            return given.mapInArrow(lambda batches: task(batches), REPORT).collect()
 
         with _bar(path, rows, enabled=progress), explained("scoring"), _cancelled(spark):
             if before is None:
-                _on_cluster(spark, partial(_begin, path, mark))
+                _on_cluster(spark, lambda: Pieces(path).begin(mark))
             else:
                 _check_partitions(len(run(replace(task, writes=False))), spark, path)
             reports = run(task)
-            _on_cluster(spark, partial(_finish, task, {row.partition: row.rows for row in reports}, rows))
+            counts = {row.partition: row.rows for row in reports}
+            _on_cluster(spark, lambda: task.finish(counts, rows))
     written = spark.read.parquet(literal(path if "://" in path else f"file://{path}"))
     if inference.errors:
         with explained("scoring"):  # of all pieces, those that were there before, too
@@ -116,11 +117,6 @@ def score(model: Any, df: DataFrame, path: str, *, resume: bool, progress: bool)
                 "%d of %d rows could not be scored; column %r says why", failed, rows, inference.errors
             )
     return written
-
-
-def _size(rows: int) -> int:
-    """Return the rows of a piece: a thousandth of them, for that much is lost with a task."""
-    return max(_LEAST, min(_MOST, rows // _PIECES))
 
 
 # -- what the job is -------------------------------------------------------------------------------
@@ -294,36 +290,13 @@ def _empty(schema: T.StructType) -> bytes:
     return bytes(to_arrow_schema(schema, **needed).serialize())
 
 
-def _function(task: PieceTask) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """Return a task as ``mapInArrow`` takes it."""
-
-    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return task(batches)
-
-    return run
-
-
-def _look(path: str) -> bytes:
-    return Pieces(path).mark() or b""
-
-
-def _begin(path: str, mark: bytes) -> bytes:
-    Pieces(path).begin(mark)
-    return b""
-
-
-def _last(path: str) -> bytes:
-    return str(max((piece.partition for piece in Pieces(path).present()), default=-1)).encode()
-
-
-def _finish(task: PieceTask, rows: Mapping[int, int], expected: int) -> bytes:
-    task.finish(rows, expected)
-    return b""
-
-
 def _check_partitions(partitions: int, spark: SparkSession, path: str) -> None:
     """Check that there is a partition for each piece."""
-    last = int(_on_cluster(spark, partial(_last, path)))
+
+    def find_last() -> bytes:
+        return str(max((piece.partition for piece in Pieces(path).present()), default=-1)).encode()
+
+    last = int(_on_cluster(spark, find_last))
     if last >= partitions:
         raise DataError(
             f"path={path!r} holds rows of partition {last}, but the DataFrame has {partitions} partitions "
@@ -332,13 +305,13 @@ def _check_partitions(partitions: int, spark: SparkSession, path: str) -> None:
         )
 
 
-def _on_cluster(spark: SparkSession, function: Callable[[], bytes]) -> bytes:
+def _on_cluster(spark: SparkSession, function: Callable[[], bytes | None]) -> bytes:
     """Call a function in a task: the folder is where tasks are, and need not be where the driver is."""
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for _ in batches:
             pass
-        yield pa.RecordBatch.from_arrays([pa.array([function()], pa.binary())], ["data"])
+        yield pa.RecordBatch.from_arrays([pa.array([function() or b""], pa.binary())], ["data"])
 
     return bytes(spark.range(0, 1, 1, 1).mapInArrow(run, "data binary").collect()[0][0])
 
@@ -371,35 +344,26 @@ def _bar(path: str, rows: int, *, enabled: bool) -> Iterator[None]:
     if not enabled:
         yield
         return
-    looking = _Looking(path, rows)
-    thread = threading.Thread(target=looking.run, name="sparkdl-score", daemon=True)
+    ended = threading.Event()
+
+    def done() -> int:
+        with suppress(Exception):  # it is not there, or not seen from here
+            return sum(piece.rows for piece in Pieces(path).present())
+        return 0
+
+    def look() -> None:
+        bar = open_bar("score", " rows", total=rows, initial=done(), unit_scale=True)
+        try:
+            while not ended.wait(_LOOK_S):
+                bar.update(done() - bar.n)
+            bar.update(done() - bar.n)
+        finally:
+            bar.close()
+
+    thread = threading.Thread(target=look, name="sparkdl-score", daemon=True)
     thread.start()
     try:
         yield
     finally:
-        looking.ended.set()
+        ended.set()
         thread.join()
-
-
-class _Looking:
-    """Looks for pieces until it is told that the job has ended."""
-
-    def __init__(self, path: str, rows: int) -> None:
-        self.ended = threading.Event()
-        self._path, self._rows = path, rows
-
-    def run(self) -> None:
-        """Move the bar."""
-        done = self._done()
-        bar = open_bar("score", " rows", total=self._rows, initial=done, unit_scale=True)
-        try:
-            while not self.ended.wait(_LOOK_S):
-                bar.update(self._done() - bar.n)
-            bar.update(self._done() - bar.n)
-        finally:
-            bar.close()
-
-    def _done(self) -> int:
-        with suppress(Exception):  # it is not there, or not seen from here
-            return sum(piece.rows for piece in Pieces(self._path).present())
-        return 0

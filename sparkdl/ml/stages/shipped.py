@@ -58,14 +58,13 @@ class Loaded:
 _models: OrderedDict[tuple[str, str], Loaded] = OrderedDict()
 
 
-def load_shipped(shipped: Lasting, threads: int | None) -> Loaded:
+def load_shipped(shipped: Lasting) -> Loaded:
     """Return this process's copy of a module, made at first use: Spark gives any task to any worker."""
     from pyspark import TaskContext
 
     context = TaskContext.get()
-    threads = threads or (context.cpus() if context is not None else None)
-    if threads and threads != torch.get_num_threads():
-        torch.set_num_threads(threads)
+    if context is not None and context.cpus() != torch.get_num_threads():
+        torch.set_num_threads(context.cpus())
     device = device_of_task(task_resources())
     model = _models.get((shipped.digest, device))
     if model is None:
@@ -107,7 +106,8 @@ def _discard(folder: Path, size: int) -> None:
 
     Processes that have mapped one keep it.
     """
-    files = sorted((file for file in folder.iterdir() if file.name != "lock"), key=_used)
+    files = [file for file in folder.iterdir() if file.name != "lock"]
+    files.sort(key=lambda file: file.stat().st_mtime)
     left = sum(file.stat().st_size for file in files)
     for file in files:
         if left + size <= _KEPT_BYTES:
@@ -115,7 +115,3 @@ def _discard(folder: Path, size: int) -> None:
         left -= file.stat().st_size
         with suppress(FileNotFoundError):
             file.unlink()
-
-
-def _used(file: Path) -> float:
-    return file.stat().st_mtime

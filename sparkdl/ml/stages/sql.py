@@ -90,7 +90,6 @@ def scorer_of(
         batch_size=inference.batch_size,
         batch_tokens=inference.batch_tokens,
         keep=inference.handle_invalid != "error",
-        threads=inference.threads,
         names=names,
         vectors=vectors,
         encoding=inference.encoding,

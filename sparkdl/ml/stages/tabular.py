@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 from pyspark import keyword_only
 from pyspark.ml import Estimator, Model
@@ -20,9 +21,6 @@ from sparkdl.ml.stages.rowwise import Settable, defined
 from sparkdl.ml.stages.tabular_fit import fit_encoding
 from sparkdl.ml.stages.tabular_frame import encoded
 from sparkdl.table.encoding import CATEGORIES, NUMBERS, TableEncoding
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 _KEY = "encoding"
 

@@ -263,7 +263,8 @@ def _knots(
     few = {name: columns[name] for name, summary in summaries.items() if summary.distinct <= FEW}
     many = {name: columns[name] for name in summaries if name not in few}
     known = _values_and_quantiles(df, few, many)
-    frequent = {name: _repeated(known[name]) for name in many}
+    # Several quantiles fall on a frequent value.
+    frequent = {name: [a for a, b in pairwise(known[name]) if a == b] for name in many}
     skewed = {
         name: F.when(~columns[name].isin(*often), columns[name]) for name, often in frequent.items() if often
     }
@@ -284,11 +285,6 @@ def _values_and_quantiles(
     ]
     _, found = _aggregated(df, {**few, **many}, wanted)
     return {name: [*values, *(quantiles or ())] for name, (values, quantiles) in found.items()}
-
-
-def _repeated(quantiles: Sequence[float]) -> list[float]:
-    """Return values that so many rows have that several quantiles fall on them."""
-    return [a for a, b in pairwise(quantiles) if a == b]
 
 
 # -- categories ------------------------------------------------------------------------------------

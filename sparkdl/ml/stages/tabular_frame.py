@@ -17,7 +17,7 @@ from sparkdl.data.columns import Column, ColumnPlan, Columns, quoted, structure_
 from sparkdl.exceptions import DataError
 from sparkdl.ml.stages.outputs import lists
 from sparkdl.ml.stages.tabular_fit import kinds_of, plain
-from sparkdl.ml.stages.udf import by_rows, has_arrow_udf, has_udt, make_udf
+from sparkdl.ml.stages.udf import has_arrow_udf, make_udf, readable
 from sparkdl.table.encoding import TableEncoding
 from sparkdl.table.values import Kind
 from sparkdl.table.zones import UTC
@@ -35,9 +35,14 @@ _FITS: Mapping[Kind, tuple[Kind, ...]] = {
 }
 
 
+def columns_of(encoding: TableEncoding) -> dict[str, Column]:
+    """Return the columns that a module gets of an encoded table, by the names of its arguments."""
+    return {name: Column(name, (width,), dtype) for name, (width, dtype) in encoding.outputs.items()}
+
+
 def inputs_of(encoding: TableEncoding, named: bool) -> Columns:
-    """Return the columns that a module gets of an encoded table."""
-    columns = {name: Column(name, (width,), dtype) for name, (width, dtype) in encoding.outputs.items()}
+    """Return these columns for a module that gets them by name, or else by position."""
+    columns = columns_of(encoding)
     return columns if named else list(columns.values())
 
 
@@ -93,12 +98,11 @@ def encoded(
         return df.select(*kept)
     kinds: dict[str, Any] = {"int32": T.IntegerType(), "float32": T.FloatType()}
     fields = [T.StructField(name, T.ArrayType(kinds[encoding.outputs[name][1]])) for name in chosen]
-    if has_arrow_udf() and has_udt(df.schema):
-        df = by_rows(df, encoding.columns[0])
     if len(values) > _MOST_ARGUMENTS and has_arrow_udf():
         values = [F.struct(*values)]
     task = _Task(encoding, tuple(chosen), len(values))
     result = f"sparkdl_{uuid.uuid4().hex}"
+    df = readable(df, encoding.columns[0])
     df = df.select(*kept, make_udf(task, T.StructType(fields))(*values).alias(result))
     added = []
     for name, column in chosen.items():

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Self
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
 
 from pyspark import keyword_only
 from pyspark.ml import Estimator, Model
@@ -12,16 +13,13 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from sparkdl.data.columns import quoted
+from sparkdl.data.columns import quoted, tensor_metadata
 from sparkdl.data.text import TextIndex, tokenize
 from sparkdl.exceptions import ConfigError, DataError
 from sparkdl.ml.params.converters import one_of
 from sparkdl.ml.params.entries import ParamEntry, accessors, setter
 from sparkdl.ml.persistence.stored import StoredStage
 from sparkdl.ml.stages.rowwise import HandleInvalid, Settable, add_column, defined, find_field
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 
 class _IndexParams(HasInputCol, HasOutputCol, HandleInvalid):
@@ -214,18 +212,9 @@ class TextIndexerModel(Model, _IndexParams, StoredStage):
         defined(self, "inputCol")
         index = self.index
         column, _ = _text(self, dataset)
-        return add_column(
-            dataset,
-            self.getOutputCol(),
-            index,
-            self.getInputCol(),
-            [column],
-            None,
-            T.ArrayType(T.IntegerType(), containsNull=False),
-            (index.length,),
-            "int64",
-            self.getHandleInvalid(),
-        )
+        numbers = T.ArrayType(T.IntegerType(), containsNull=False)
+        metadata = tensor_metadata((index.length,), "int64")
+        return add_column(self, dataset, index, [column], numbers, metadata)
 
     def _stored(self) -> dict[str, Any]:
         return {"formatVersion": 1, "vocabulary": list(self.vocabulary)}

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 import pandas as pd
 import pyarrow as pa
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
@@ -50,15 +51,8 @@ def make_udf(scorer: Task, returns: Any) -> Any:
     found: Any = pd.DataFrame if scorer.names and not arrow else column
     given: Any = column if scorer.arity == 1 else tuple[column, ...]
     predict.__annotations__ = {"batches": Iterator[given], "return": Iterator[found]}
-    function: Any = predict
-    if arrow:
-        from pyspark.sql.pandas.functions import arrow_udf
-
-        return arrow_udf(function, returns)
-
-    from pyspark.sql.pandas.functions import pandas_udf
-
-    return pandas_udf(function, returns)
+    make = getattr(F, "arrow_udf" if arrow else "pandas_udf")
+    return make(predict, returns)
 
 
 def through_pandas(scorer: Task, batches: Iterator[Any]) -> Iterator[Any]:
@@ -108,7 +102,12 @@ def has_udt(data_type: Any) -> bool:
     return isinstance(data_type, T.UserDefinedType)
 
 
-def by_rows(df: Any, column: str) -> Any:
+def readable(df: DataFrame, column: str) -> DataFrame:
+    """Return a DataFrame as Arrow UDFs can read it."""
+    return by_rows(df, column) if has_arrow_udf() and has_udt(df.schema) else df
+
+
+def by_rows(df: DataFrame, column: str) -> DataFrame:
     """Make Spark hand over rows.
 
     From 4.3 on it gives Arrow UDFs the columns of a scan as they are, but fails where it meets ML vectors. A
