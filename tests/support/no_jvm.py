@@ -199,11 +199,13 @@ class Jobs:
 
     def run_map_side(self, shuffled: Rdd) -> None:
         self.sc.begin_job()
-        shuffled.read(0)
+        with self.sc.own_numbers():
+            shuffled.read(0)
 
     def collect(self, frames: Rdd) -> list[bytes]:
         self.sc.begin_job()
-        return [data for partition in range(frames.partitions) for data in frames.read(partition)]
+        with self.sc.own_numbers():
+            return [data for partition in range(frames.partitions) for data in frames.read(partition)]
 
     def run_everywhere(
         self, task: Task, broadcasts: Sequence[Any] = (), *, times: int = 1, profile: Any = None
@@ -311,6 +313,7 @@ class Context:
         self.persisted: dict[int, Rdd] = {}
         self.broadcasts: dict[int, Broadcast] = {}
         self.shuffles: dict[int, Callable[[int], list[Pair]]] = {}
+        self._has_own_numbers = False
         self._jsc: Any = SimpleNamespace(sc=lambda: SimpleNamespace(isStopped=lambda: self._jsc is None))
 
     def getConf(self) -> Any:  # noqa: N802
@@ -339,13 +342,13 @@ class Context:
 
     @contextmanager
     def task(self, broadcasts: dict[int, Broadcast]) -> Iterator[None]:
-        """Run a block as a task: random numbers, warnings and broadcasts are its own, and errors a job's."""
+        """Run a block as a task: warnings and broadcasts are its own, random numbers and errors a job's."""
         registry: dict[int, Any] = pyspark.broadcast._broadcastRegistry
-        before, states = dict(registry), (random.getstate(), np.random.get_state())  # noqa: NPY002
+        before = dict(registry)
         registry.clear()
         registry.update({number: found for number, found in broadcasts.items() if number in self.broadcasts})
         try:
-            with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+            with self.own_numbers(), warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 yield
         except JobError:
@@ -355,6 +358,20 @@ class Context:
         finally:
             registry.clear()
             registry.update(before)
+
+    @contextmanager
+    def own_numbers(self) -> Iterator[None]:
+        """Leave the driver's random numbers as they are: once for a job, as numpy takes its time."""
+        if self._has_own_numbers:
+            yield
+            return
+        states = random.getstate(), np.random.get_state()  # noqa: NPY002
+        self._has_own_numbers = True
+        try:
+            with torch.random.fork_rng(devices=[]):
+                yield
+        finally:
+            self._has_own_numbers = False
             random.setstate(states[0])
             np.random.set_state(states[1])  # noqa: NPY002
 
@@ -385,8 +402,8 @@ def no_jvm(folder: str, master: str = "local[2]") -> Iterator[Session]:
     with pytest.MonkeyPatch.context() as patch:
         assert classic.FrameJobs is real  # a module that is imported from here on would keep the stand-in
         patch.setenv("SPARK_LOCAL_DIRS", folder)
-        for module in [*sys.modules.values()]:
-            if getattr(module, "FrameJobs", None) is real:
+        for name, module in [*sys.modules.items()]:
+            if name.startswith("sparkdl") and getattr(module, "FrameJobs", None) is real:
                 patch.setattr(module, "FrameJobs", Jobs)
         patch.setattr(SparkSession.Builder, "getOrCreate", lambda _: made)
         # An executor's process may turn memory management round; this one goes on.
