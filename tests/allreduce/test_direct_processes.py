@@ -151,7 +151,7 @@ FEATURES: dict[str, Callable[[Any, Any], Case]] = {
     "topk": partial(case, codec=TopK(0.2)),
     "local steps": partial(case, local_steps=3, optimizer=partial(torch.optim.SGD, lr=0.1, momentum=0.9)),
     "an average": partial(case, averaging=True, module=net(norm=False)),
-    "frozen": partial(case, frozen={3: (0, 1), 4: (0, 1)}),
+    "frozen": partial(case, frozen={2: (0, 1), 3: (0, 1)}),
     "rows": lambda exchange, sizes: Case(Factors(), pairs(sizes), exchange, nn.MSELoss(), LAZY),
 }
 
@@ -220,7 +220,7 @@ def test_executors_come_and_go_between_groups(
     exchange: Any,
     feature: Callable[[Any, Any], Case],
 ) -> None:
-    of = replace(feature(exchange, SIZES), iterations=21, group=3)
+    of = replace(feature(exchange, SIZES), iterations=14, group=2)
     expected = train(of, tmp_path)
     counts = [those.executors, 1, 1, 2, those.executors, 1, those.executors]
     monkeypatch.setattr(Jobs, "count_executors", lambda *_, **__: counts[0])
@@ -242,7 +242,7 @@ def test_executors_come_and_go_between_groups(
 def test_transports_may_change_between_groups(
     those: Processes, tmp_path: Path, exchange: Any, feature: Callable[[Any, Any], Case]
 ) -> None:
-    of = replace(feature(exchange, SIZES), iterations=16, group=2)
+    of = replace(feature(exchange, SIZES), iterations=10, group=2)
     expected = train(of, tmp_path)
     session = Session(those, mixed=int(exchange == "replicated"))
     found = session.train(of, tmp_path)

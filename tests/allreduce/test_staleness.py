@@ -124,7 +124,7 @@ OPTIMIZER = {
 
 
 def tabled(exchange: Any, **options: Any) -> Case:
-    settings: dict[str, Any] = {"iterations": 9, "group": 4, "staleness": Staleness(share=0.5, seed=5)}
+    settings: dict[str, Any] = {"iterations": 6, "group": 4, "staleness": Staleness(share=0.5, seed=5)}
     return Case(Scores(), classified((40, 0, 46)), exchange, optimizer=OPTIMIZER, **settings | options)
 
 

@@ -168,7 +168,8 @@ def state(found: nn.Module) -> list[bytes]:
 def test_every_point_of_a_group_at_which_a_rank_is_lost(
     tmp_path: Path, exchange: Any, in_memory: bool, iterations: int, group: int
 ) -> None:
-    of = case(exchange, module=keyed(**CHANGING), iterations=iterations, group=group, in_memory=in_memory)
+    more: dict[str, Any] = {"iterations": iterations, "group": group, "in_memory": in_memory}
+    of = case(exchange, module=keyed(**CHANGING), sizes=(50, 46), **more)
     whole = train(of, tmp_path / "whole")
     failed = 0
     for point in range(whole.transport.performed):
@@ -192,7 +193,7 @@ def test_every_point_of_a_group_at_which_a_rank_is_lost(
     ],
 )
 def test_faults_change_no_bit(tmp_path: Path, exchange: Any, optimizer: Any) -> None:
-    of = case(exchange, optimizer, module=keyed(**CHANGING), sizes=(20, 25, 31), iterations=7, group=4)
+    of = case(exchange, optimizer, module=keyed(**CHANGING), sizes=(20, 25, 31), iterations=5, group=3)
     whole = train(of, tmp_path / "whole")
     failed = 0
     for seed in range(4):
@@ -213,7 +214,7 @@ def test_faults_change_no_bit(tmp_path: Path, exchange: Any, optimizer: Any) -> 
 @pytest.mark.parametrize("max_ids", [pytest.param(12, marks=pytest.mark.slow), 5000])
 def test_faults_change_no_counter(tmp_path: Path, max_ids: int) -> None:
     module = keyed(**CHANGING | {"min_count": 3}, counters=CountingBloom(max_ids, error=0.05))
-    of = case(module=module, sizes=(20, 25, 31), iterations=7, group=4)
+    of = case(module=module, sizes=(20, 25, 31), iterations=5, group=3)
     whole = train(of, tmp_path / "whole")
     faults = Faults(seed=1, lose=0.01, repeat=0.05, move=0.05, lose_rows=0.002, absent=0.1, vanish=0.01)
     more: dict[str, Any] = {"in_memory": False, "sites": 3, "undo": True, "group": 2, "row_memory": 900}
@@ -245,8 +246,8 @@ def test_processes_of_one_executor_take_turns(tmp_path: Path, exchange: Any) -> 
         module=keyed(**CHANGING),
         in_memory=False,
         one_executor=True,
-        iterations=14,
-        group=4,
+        iterations=10,
+        group=3,
         sites=5,
     )
     whole = train(replace(of, sites=1), tmp_path / "one process")
@@ -258,7 +259,7 @@ def test_processes_of_one_executor_take_turns(tmp_path: Path, exchange: Any) -> 
 @pytest.mark.parametrize("in_memory", [True, False])
 @pytest.mark.parametrize("exchange", ["replicated", "sharded"])
 def test_undisturbed_groups_are_all_completed(tmp_path: Path, exchange: Any, in_memory: bool) -> None:
-    found = train(case(exchange, iterations=12, group=4, in_memory=in_memory), tmp_path)
+    found = train(case(exchange, iterations=9, group=3, in_memory=in_memory), tmp_path)
     assert (found.groups, found.transport.failed) == (3, 0)
 
 

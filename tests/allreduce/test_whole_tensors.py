@@ -92,7 +92,7 @@ def test_shards_end_between_tensors_and_may_be_empty(tmp_path: Path, name: str, 
         {"codec": "bf16"},
         {"averaging": True},
         {"combine": "adasum"},
-        {"frozen": {3: (0, 1), 4: (0, 1)}},
+        {"frozen": {2: (0, 1), 3: (0, 1)}},
     ],
     ids=["int8", "topk", "bf16", "average", "adasum", "frozen"],
 )

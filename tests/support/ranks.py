@@ -62,7 +62,7 @@ class Case:
     loss: Any = field(default_factory=nn.CrossEntropyLoss)
     optimizer: Any = _ADAM
     batch_size: int = 12
-    iterations: int = 7
+    iterations: int = 5
     group: int = 3
     seed: int = 3
     clip: Any = None
