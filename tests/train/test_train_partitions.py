@@ -51,7 +51,7 @@ def double(spark: Any, rows: int, count: int, shuffle: bool, source: str) -> nn.
     """Train in double precision, in which rounding is far from anything else."""
     generator = np.random.default_rng(0)
     x, y = generator.normal(size=(rows, 64)), generator.integers(0, 10, rows)
-    ends = {"end_when": MaxIteration(12), "seed": 3, "progress": False, "shuffle": shuffle}
+    ends = {"end_when": MaxIteration(6), "seed": 3, "progress": False, "shuffle": shuffle}
     trainer = Trainer(mlp().double(), loss=nn.CrossEntropyLoss(), optimizer=SGD, batch_size=31, **ends)
     if source == "torch":
         items = [(torch.from_numpy(row), int(label)) for row, label in zip(x, y, strict=True)]
@@ -79,7 +79,7 @@ def test_a_batch_without_shuffle_is_the_next_rows(spark: Any) -> None:
     optimizer = SGD(module.parameters())
     generator = np.random.default_rng(0)
     x, y = generator.normal(size=(124, 64)).astype(np.float32), generator.integers(0, 10, 124)
-    for step in range(12):
+    for step in range(6):
         batch = slice(step % 4 * 31, (step % 4 + 1) * 31)
         optimizer.zero_grad()
         loss(module(torch.from_numpy(x[batch]).double()), torch.from_numpy(y[batch])).backward()

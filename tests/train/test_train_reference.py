@@ -56,16 +56,15 @@ def trainer(module: nn.Module, optimizer: Any, iterations: int, **options: Any) 
 def test_one_partition_is_plain_torch_to_the_bit(spark: Any, optimizer: Any) -> None:
     parts = partitioned([700])
     with as_dataset(spark, parts) as data:
-        result = trainer(mlp(), optimizer, 20).fit(data)
+        result = trainer(mlp(), optimizer, 14).fit(data)  # two more than an epoch
     with threads(2):
-        expected = plain(mlp(), LOSS, optimizer, parts, 60, 20, seed=3)
+        expected = plain(mlp(), LOSS, optimizer, parts, 60, 14, seed=3)
     assert_bit_equal(result.module, expected)
 
 
 UNEVEN = {
-    f"{name}-{number}": (optimizer, sizes)
-    for name, optimizer in OPTIMIZERS.items()
-    for number, sizes in SIZES.items()
+    f"{name}-{number}": (OPTIMIZERS[name], SIZES[number])
+    for name, number in (("adam", "2"), ("sgd_momentum", "3"), ("adam", "7"))
 }
 
 
@@ -74,8 +73,8 @@ def test_uneven_partitions_are_plain_torch_but_for_rounding(spark: Any, case: An
     optimizer, sizes = case
     parts = partitioned(sizes)
     with as_dataset(spark, parts) as data:
-        result = trainer(mlp(), optimizer, 20).fit(data)
-    expected = plain(mlp(), LOSS, optimizer, parts, 60, 20, seed=3)
+        result = trainer(mlp(), optimizer, 14).fit(data)
+    expected = plain(mlp(), LOSS, optimizer, parts, 60, 14, seed=3)
     assert relative_error(result.module, expected) < 1e-6
 
 

@@ -105,9 +105,9 @@ def test_weights_are_those_of_plain_torch(
     table: Path, spark: Any, partitions: int, transport: str, shuffle: bool
 ) -> None:
     with dataset(table, spark, partitions) as data:
-        result = trainer(40, transport=transport, shuffle=shuffle).fit(data)
+        result = trainer(20, transport=transport, shuffle=shuffle).fit(data)  # three more than an epoch
         assert len(data) == ROWS
-        expected = plain(table, manifest_of(data), 40, shuffle)
+        expected = plain(table, manifest_of(data), 20, shuffle)
     assert_close(result.module, expected)
     assert sum(result.history.column("samples")[:17]) == ROWS
 
@@ -266,7 +266,7 @@ def test_row_groups_that_executors_keep_are_read_once(table: Path, spark: Any, p
     histories, modules = [], []
     for cache_bytes in (0, 1 << 30):
         with dataset(table, spark, partitions, cache_bytes=cache_bytes) as data:
-            result = trainer(51).fit(data)  # three epochs
+            result = trainer(34).fit(data)  # two epochs
             groups = len(manifest_of(data).rows)
             assert row_groups_kept(spark) == (groups if cache_bytes else 0)
             assert ("cache" in data._repr_html_()) == bool(cache_bytes)
@@ -286,12 +286,12 @@ def test_batches_do_not_depend_on_partitions_and_bits_not_on_jobs(table: Path, s
     found = []
     for partitions in (1, 2, 3, 6):
         with dataset(table, spark, partitions) as data:
-            found.append(trainer(25).fit(data))
+            found.append(trainer(19).fit(data))
     assert len({tuple(result.history.column("samples")) for result in found}) == 1
     for other in found[1:]:
         assert_close(other.module, found[0].module)
     with dataset(table, spark, 3) as data:
-        again = trainer(25, iterations_per_job=4, transport="shuffle").fit(data)
+        again = trainer(19, iterations_per_job=4, transport="shuffle").fit(data)
     assert_close(again.module, found[2].module, 0)
 
 
@@ -303,12 +303,12 @@ def test_a_run_goes_on_inside_an_epoch_on_other_partitions(
     with dataset(table, spark, before) as data:
         trainer(12, hooks=hooks).fit(data)
     with dataset(table, spark, after) as data:
-        resumed = trainer(40, hooks=hooks).fit(data, resume=True)
-        expected = plain(table, manifest_of(data), 40, True)
+        resumed = trainer(20, hooks=hooks).fit(data, resume=True)
+        expected = plain(table, manifest_of(data), 20, True)
     assert_close(resumed.module, expected)
     if before == after:
         with dataset(table, spark, after) as data:
-            assert_close(resumed.module, trainer(40).fit(data).module, 0)
+            assert_close(resumed.module, trainer(20).fit(data).module, 0)
 
 
 def test_a_run_goes_on_with_the_same_files_only(table: Path, spark: Any, tmp_path: Path) -> None:
@@ -319,16 +319,16 @@ def test_a_run_goes_on_with_the_same_files_only(table: Path, spark: Any, tmp_pat
         dataset(table, spark, 3, window=4_000) as data,
         pytest.raises(ConfigError, match="in the middle of an epoch"),
     ):
-        trainer(40, hooks=hooks).fit(data, resume=True)
+        trainer(20, hooks=hooks).fit(data, resume=True)
     path = table / "part-1.parquet"
     parquet.write_table(parquet.read_table(path), path, row_group_size=41)
     with (
         dataset(table, spark, 2) as data,
         pytest.raises(ConfigError, match="when the checkpoint was written"),
     ):
-        trainer(40, hooks=hooks).fit(data, resume=True)
+        trainer(20, hooks=hooks).fit(data, resume=True)
     with dataset(table, spark, 2) as data:
-        result = trainer(40, hooks=hooks).fit(data, resume=True, rows="new")
+        result = trainer(20, hooks=hooks).fit(data, resume=True, rows="new")
     assert len(result.history.new_rows) == 1
 
 
@@ -336,16 +336,16 @@ def test_a_run_goes_on_with_the_same_files_only(table: Path, spark: Any, tmp_pat
 def test_what_is_lost_changes_no_bit(table: Path, tmp_path: Path, kind: str) -> None:
     def run(spark: Any) -> nn.Module:
         with dataset(table, spark, 3) as data:
-            return trainer(18, iterations_per_job=3).fit(data).module
+            return trainer(9, iterations_per_job=3).fit(data).module
 
     counted = Faults(tmp_path / "calm")
     (tmp_path / "calm").mkdir()
     with disturbed(counted, tmp_path / "calm") as spark:
         calm = run(spark)
-    for number in range(5):
+    for number in range(3):
         folder = tmp_path / f"{kind}{number}"
         folder.mkdir()
-        faults = Faults(folder, kind, at=3 + number * (counted.tasks - 6) // 5)
+        faults = Faults(folder, kind, at=3 + number * (counted.tasks - 6) // 3)
         with disturbed(faults, folder) as spark:
             try:
                 assert_close(run(spark), calm, 0)
