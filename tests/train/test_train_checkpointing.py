@@ -86,10 +86,10 @@ def test_shards_owners_write_the_same_bytes_as_the_driver(data: Dataset, tmp_pat
 
 @pytest.mark.jvm
 def test_a_run_resumes_from_what_the_owners_wrote(data: Dataset, tmp_path: Path) -> None:
-    straight = fit(data, 14)
+    straight = fit(data, 8)
     hook = partial(Checkpoint, tmp_path, EveryIterations(3), shared=True)
-    fit(data, 10, hook())
-    result = fit(data, 14, hook(), resume=True)
+    fit(data, 7, hook())
+    result = fit(data, 8, hook(), resume=True)
     assert_bit_equal(result.module, straight.module)
 
 
@@ -223,27 +223,27 @@ class FillDisk(Hook):
 def test_a_full_disk_costs_a_checkpoint_but_not_the_run(
     data: Dataset, tmp_path: Path, background: bool
 ) -> None:
-    straight = fit(data, 14)
-    checkpoint = Checkpoint(tmp_path, EveryIterations(3), background=background)
-    with pytest.warns(UserWarning, match=r"could not be written to .*File too large.*iteration-00000003"):
-        result = fit(data, 14, FillDisk(range(5, 8)), checkpoint)
+    straight = fit(data, 7)
+    checkpoint = Checkpoint(tmp_path, EveryIterations(2), background=background)
+    with pytest.warns(UserWarning, match=r"could not be written to .*File too large.*iteration-00000002"):
+        result = fit(data, 7, FillDisk(range(3, 5)), checkpoint)
     assert_bit_equal(result.module, straight.module)
-    assert list(files(tmp_path)) == ["iteration-00000003", "iteration-00000009", "iteration-00000012"]
+    assert list(files(tmp_path)) == ["iteration-00000002", "iteration-00000006"]
 
 
 @pytest.mark.jvm
 def test_a_disk_that_stays_full_ends_the_run_and_loses_nothing(data: Dataset, tmp_path: Path) -> None:
-    checkpoint = Checkpoint(tmp_path, EveryIterations(3), background=False)
+    checkpoint = Checkpoint(tmp_path, EveryIterations(2), background=False)
     with (
         pytest.warns(UserWarning, match="could not be written"),
         pytest.raises(CheckpointError, match="3 writes in a row have failed") as caught,
     ):
-        fit(data, 99, FillDisk(range(5, 99)), checkpoint)
-    assert list(files(tmp_path)) == ["iteration-00000003"]
+        fit(data, 99, FillDisk(range(3, 99)), checkpoint)
+    assert list(files(tmp_path)) == ["iteration-00000002"]
     assert caught.value.result is not None
-    assert caught.value.result.state.iteration == 12
-    straight = fit(data, 14)
-    assert_bit_equal(fit(data, 14, checkpoint, resume=True).module, straight.module)
+    assert caught.value.result.state.iteration == 8
+    straight = fit(data, 9)
+    assert_bit_equal(fit(data, 9, checkpoint, resume=True).module, straight.module)
 
 
 @pytest.mark.jvm
@@ -368,13 +368,13 @@ def hadoop(spark: Any, tmp_path: Path) -> Iterator[str]:
 
 @pytest.mark.jvm
 def test_hadoops_file_systems(data: Dataset, hadoop: str, tmp_path: Path) -> None:
-    straight = fit(data, 14)
-    hook = partial(Checkpoint, f"{hadoop}/run", EveryIterations(3), keep=2)
-    fit(data, 10, hook())
-    assert list(CheckpointFolder(f"{hadoop}/run").complete()) == [6, 9]
+    straight = fit(data, 9)
+    hook = partial(Checkpoint, f"{hadoop}/run", EveryIterations(2), keep=2)
+    fit(data, 7, hook())
+    assert list(CheckpointFolder(f"{hadoop}/run").complete()) == [4, 6]
     names = {p.name for p in (tmp_path / "store" / "run").iterdir()}
-    assert names == {"iteration-00000006", "iteration-00000009"}
-    result = fit(data, 14, hook(), resume=True)
+    assert names == {"iteration-00000004", "iteration-00000006"}
+    result = fit(data, 9, hook(), resume=True)
     assert_bit_equal(result.module, straight.module)
     (newest,) = list(CheckpointFolder(f"{hadoop}/run").complete().values())[-1:]
     module = Everything()

@@ -138,12 +138,12 @@ def test_work_of_tables_counts_in_the_phase_that_it_belongs_to(
     slow_down(KeyedTable, "look_up", 0.03)
     slow_down(lookup, "try_forward", 0.05)
     with Dataset.from_numpy(PAIRS * FAR, SCORES, spark=spark, num_partitions=1) as data:
-        options: dict[str, Any] = {"end_when": MaxIteration(6), "iterations_per_job": group}
+        options: dict[str, Any] = {"end_when": MaxIteration(3), "iterations_per_job": group}
         history = trainer(keyed(), exchange=exchange, **options).fit(data).history
     found = {name: sum(history.column(f"phases.{name}")) for name in PHASES}
-    assert found["update"] >= 6 * 2 * 0.02  # there are two tables
-    assert found["weights_in"] >= 6 * 2 * 0.03
-    assert found["compute"] >= (6 - 6 // group) * 0.05  # a job's first ids are asked for before its steps
+    assert found["update"] >= 3 * 2 * 0.02  # there are two tables
+    assert found["weights_in"] >= 3 * 2 * 0.03
+    assert found["compute"] >= (3 - 3 // group) * 0.05  # a job's first ids are asked for before its steps
     assert sum(found.values()) == pytest.approx(sum(history.column("seconds")))
 
 

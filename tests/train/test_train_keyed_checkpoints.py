@@ -192,7 +192,7 @@ def test_the_end_of_a_run_waits_for_a_checkpoint_that_is_made_of_others(
     data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def late(*arguments: Any) -> Any:
-        time.sleep(1)
+        time.sleep(0.2)
         return merging.merge(*arguments)
 
     monkeypatch.setattr(hooks_checkpoint, "merge", late)
@@ -288,10 +288,11 @@ class Raises(Hook):
     """
 
     def __init__(self, error: BaseException) -> None:
-        self.error = error
+        self.error, self.done = error, Event()
 
     def on_iteration_begin(self, run: Run) -> None:
         if run.state.iteration == 10:
+            self.done.set()
             raise self.error
 
 
@@ -316,9 +317,12 @@ def test_a_second_ctrl_c_does_not_wait_for_large_files(
 def test_ctrl_c_after_an_error_does_not_wait_for_large_files(
     data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    raises = Raises(ValueError("an error"))
+
     def interrupted(*arguments: Any) -> Any:
+        assert raises.done.wait(60)
         for _ in range(2):
-            time.sleep(1)
+            time.sleep(0.3)
             # While the run waits at its end: this interrupts it, as Ctrl-C does, and not this thread.
             signal.pthread_kill(main_thread().ident or 0, signal.SIGINT)
         return endless(*arguments)
@@ -326,7 +330,7 @@ def test_ctrl_c_after_an_error_does_not_wait_for_large_files(
     monkeypatch.setattr(hooks_checkpoint, "merge", interrupted)
     hook = checkpoint(tmp_path, kind=Checkpoint)
     with pytest.raises((ValueError, KeyboardInterrupt)):
-        fit(data, 12, hook, Raises(ValueError("an error")))
+        fit(data, 12, hook, raises)
     assert 8 not in bases(tmp_path)
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".iter")] == []
     assert copy.deepcopy(hook).path == tmp_path
@@ -340,7 +344,7 @@ def test_a_long_chain_waits_for_the_checkpoint_that_ends_it(
             if 14 in _complete(tmp_path):
                 break
             time.sleep(0.01)
-        time.sleep(0.5)
+        time.sleep(0.2)
         return merging.merge(*arguments)
 
     monkeypatch.setattr(hooks_checkpoint, "merge", late)

@@ -18,7 +18,7 @@ from sparkdl.train import Checkpoint, Elastic, EveryIterations, MaxIteration, lo
 from sparkdl.train.checkpoint import CheckpointFolder
 
 CHANGING: dict[str, Any] = {"min_count": 2, "max_age": 4, "min_norm": 0.09, "evict_every": 3}
-END = 16
+END = 10
 
 
 def dataset(spark: Any, partitions: int | None = None) -> Dataset:
@@ -33,7 +33,7 @@ def fit(
     counters: CountingBloom | None = None,
     **options: Any,
 ) -> Any:
-    settings: dict[str, Any] = {"iterations_per_job": 3, "batch_size": 20, "end_when": MaxIteration(end)}
+    settings: dict[str, Any] = {"iterations_per_job": 2, "batch_size": 40, "end_when": MaxIteration(end)}
     module = keyed(**CHANGING, counters=counters)
     return trainer(module, hooks=hooks, **settings | options).fit(data, resume=resume)
 
@@ -58,12 +58,12 @@ def stopped(spark: Any, path: Path, counts: dict[int, int], **options: Any) -> A
 
 @pytest.mark.parametrize(
     ("exchange", "counts"),
-    [("replicated", {1: 3}), ("replicated", {12: 2, 13: 3, 15: 1}), ("sharded", {7: 2, 12: 4})],
+    [("replicated", {1: 3}), ("replicated", {6: 2, 7: 3, 9: 1}), ("sharded", {4: 2, 6: 4})],
 )
 def test_a_move_has_the_bits_of_a_stop(
     spark: Any, monkeypatch: Any, tmp_path: Path, exchange: Any, counts: dict[int, int]
 ) -> None:
-    """Within epochs of 12 iterations, between two of them, and one move after the other."""
+    """Within epochs of 6 iterations, between two of them, and one move after the other."""
     with threads(1):
         found = moved(spark, monkeypatch, counts, exchange=exchange)
         expected = stopped(spark, tmp_path, counts, exchange=exchange)
@@ -73,7 +73,7 @@ def test_a_move_has_the_bits_of_a_stop(
 
 
 def test_bounded_memory_and_late_gradients_move_too(spark: Any, monkeypatch: Any, tmp_path: Path) -> None:
-    counts, late = {5: 3, 10: 2}, Staleness(share=0.5)
+    counts, late = {3: 3, 7: 2}, Staleness(share=0.5)
     with threads(1):
         found = moved(spark, monkeypatch, counts, row_memory=1500, staleness=late)
         expected = stopped(spark, tmp_path, counts, staleness=late)
@@ -81,7 +81,7 @@ def test_bounded_memory_and_late_gradients_move_too(spark: Any, monkeypatch: Any
 
 
 def test_counters_move_too(spark: Any, monkeypatch: Any, tmp_path: Path) -> None:
-    counts, counters = {5: 3, 10: 2}, CountingBloom(200, error=0.3)
+    counts, counters = {3: 3, 7: 2}, CountingBloom(200, error=0.3)
     with threads(1):
         found = moved(spark, monkeypatch, counts, row_memory=1500, counters=counters)
         expected = stopped(spark, tmp_path, counts, counters=counters)
@@ -93,7 +93,7 @@ def test_counters_move_too(spark: Any, monkeypatch: Any, tmp_path: Path) -> None
 def test_checkpoints_of_changes_go_on_over_a_move(spark: Any, monkeypatch: Any, tmp_path: Path) -> None:
     hook = Checkpoint(tmp_path, EveryIterations(2), full_every=20, keep=None)
     with threads(1):
-        found = moved(spark, monkeypatch, {5: 3, 11: 2}, hook)
+        found = moved(spark, monkeypatch, {3: 3, 7: 2}, hook)
     folder = CheckpointFolder(tmp_path)
     bases = {n: folder.describe(path, verify=True)["base"] for n, path in folder.complete().items()}
     assert bases == {2: None} | {n: n - 2 for n in range(4, END + 1, 2)}
