@@ -114,6 +114,7 @@ def test_two_programs_at_once_are_refused(tmp_path: Path) -> None:
         pass
 
 
+@pytest.mark.whole
 def test_a_search_that_is_killed_goes_on_in_another_process(spark: Any, tmp_path: Path) -> None:
     whole = searches.search(spark, None)
     code = f"from support import searches; searches.killed({str(tmp_path)!r}, 2)"
