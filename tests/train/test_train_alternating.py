@@ -67,12 +67,11 @@ def test_a_gan(spark: Any) -> None:
     optimizers = {"generator.*": ADAM, "judge.*": SLOW}
     options: dict[str, Any] = {"batch_size": 100, "shuffle": False, "progress": False}
     with Dataset.from_numpy(ROWS, spark=spark, num_partitions=1) as data:
-        short = Trainer(Gan(), step=step, optimizer=optimizers, end_when=MaxEpoch(10), **options).fit(data)
-        long = Trainer(Gan(), step=step, optimizer=optimizers, end_when=MaxEpoch(120), **options).fit(data)
-    assert_bit_equal(short.module, in_torch(10))
+        found = Trainer(Gan(), step=step, optimizer=optimizers, end_when=MaxEpoch(60), **options).fit(data)
+    assert_bit_equal(found.module, in_torch(60))
     with torch.no_grad():
-        made = long.module.generator(torch.randn(2000, 2, generator=torch.Generator().manual_seed(9)))
+        made = found.module.generator(torch.randn(2000, 2, generator=torch.Generator().manual_seed(9)))
         before = Gan().generator(torch.randn(2000, 2, generator=torch.Generator().manual_seed(9)))
     # It has learned where the rows lie.
     wanted = torch.tensor([2.0, -1.0])
-    assert (made.mean(0) - wanted).norm() < 0.5 < (before.mean(0) - wanted).norm()
+    assert (made.mean(0) - wanted).norm() < 1 < (before.mean(0) - wanted).norm()

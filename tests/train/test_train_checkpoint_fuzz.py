@@ -141,13 +141,13 @@ def check_forged(data: st.DataObject, tree: Tree, place: Path) -> None:
         whole.states_for(LAYOUT, 3)
 
 
-@fuzz(150)
+@fuzz(80)
 @given(data=st.data())
 def test_damage(data: st.DataObject, tree: Tree, place: Path) -> None:
     check_damaged(data, tree, place)
 
 
-@fuzz(150)
+@fuzz(80)
 @given(data=st.data())
 def test_forgery(data: st.DataObject, tree: Tree, place: Path) -> None:
     check_forged(data, tree, place)
