@@ -59,24 +59,22 @@ def _complete(path: Path) -> dict[int, str]:
     return CheckpointFolder(path).complete()
 
 
-@pytest.mark.parametrize("shared", [False, True])
-def test_a_run_resumes_from_changes_with_the_bits_of_complete_ones(
-    data: Dataset, tmp_path: Path, shared: bool
-) -> None:
-    path = tmp_path / "run"
-    whole = fit(data, 16, checkpoint(tmp_path / "whole", full_every=1))
-    hook = checkpoint(path, shared=shared)
-    fit(data, 12, hook)
-    assert bases(path) == {2: None, 4: 2, 6: 4, 8: None, 10: 8, 12: 10}
-    assert problems(path) == [""] * 6
-    for number in (6, 12):
-        own, complete = keyed(**CHANGING), keyed(**CHANGING)
-        load_weights(_complete(path)[number], own)
-        load_weights(_complete(tmp_path / "whole")[number], complete)
-        assert rows_of(own) == rows_of(complete)
-    resumed = fit(data, 16, hook, resume=True)
-    assert rows_of(resumed.module) == rows_of(whole.module)
-    assert bases(path)[14] is None
+def test_a_run_resumes_from_changes_with_the_bits_of_complete_ones(data: Dataset, tmp_path: Path) -> None:
+    whole = fit(data, 14, checkpoint(tmp_path / "whole", full_every=1))
+    for shared in (False, True):
+        path = tmp_path / str(shared)
+        hook = checkpoint(path, shared=shared)
+        fit(data, 12, hook)
+        assert bases(path) == {2: None, 4: 2, 6: 4, 8: None, 10: 8, 12: 10}
+        assert problems(path) == [""] * 6
+        for number in (6, 12):
+            own, complete = keyed(**CHANGING), keyed(**CHANGING)
+            load_weights(_complete(path)[number], own)
+            load_weights(_complete(tmp_path / "whole")[number], complete)
+            assert rows_of(own) == rows_of(complete)
+        resumed = fit(data, 14, hook, resume=True)
+        assert rows_of(resumed.module) == rows_of(whole.module)
+        assert bases(path)[14] is None
 
 
 def test_changes_are_restored_to_any_number_of_partitions(data: Dataset, spark: Any, tmp_path: Path) -> None:
@@ -167,25 +165,25 @@ class Slowly(Hook):
                 time.sleep(0.01)
 
 
-@pytest.mark.parametrize("keep", [None, 1])
 def test_checkpoints_go_on_while_one_is_made_of_others(
-    data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keep: int | None
+    data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = tmp_path / "run"
-    slowly = Slowly(path, 12)
-    monkeypatch.setattr(hooks_checkpoint, "merge", slowly.merge)
     whole = fit(data, 16, checkpoint(tmp_path / "whole", full_every=1))
-    fit(data, 14, checkpoint(path, keep=keep, kind=Checkpoint), slowly)
-    found = {2: None, 4: 2, 6: 4, 8: None, 10: 6, 12: 10, 14: 8}
-    assert bases(path) == ({8: None, 14: 8} if keep else found)
-    assert problems(path) == [""] * len(bases(path))
-    for number in bases(path):
-        own, complete = keyed(**CHANGING), keyed(**CHANGING)
-        load_weights(_complete(path)[number], own)
-        load_weights(_complete(tmp_path / "whole")[number], complete)
-        assert rows_of(own) == rows_of(complete)
-    resumed = fit(data, 16, checkpoint(path), resume=True)
-    assert rows_of(resumed.module) == rows_of(whole.module)
+    for keep in (None, 1):
+        path = tmp_path / str(keep)
+        slowly = Slowly(path, 12)
+        monkeypatch.setattr(hooks_checkpoint, "merge", slowly.merge)
+        fit(data, 14, checkpoint(path, keep=keep, kind=Checkpoint), slowly)
+        found = {2: None, 4: 2, 6: 4, 8: None, 10: 6, 12: 10, 14: 8}
+        assert bases(path) == ({8: None, 14: 8} if keep else found)
+        assert problems(path) == [""] * len(bases(path))
+        for number in bases(path):
+            own, complete = keyed(**CHANGING), keyed(**CHANGING)
+            load_weights(_complete(path)[number], own)
+            load_weights(_complete(tmp_path / "whole")[number], complete)
+            assert rows_of(own) == rows_of(complete)
+        resumed = fit(data, 16, checkpoint(path), resume=True)
+        assert rows_of(resumed.module) == rows_of(whole.module)
 
 
 def test_the_end_of_a_run_waits_for_a_checkpoint_that_is_made_of_others(
