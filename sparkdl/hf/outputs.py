@@ -9,11 +9,14 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
 from sparkdl.exceptions import ModelError
+
+if TYPE_CHECKING:
+    from sparkdl.nn.batch import Batch
 
 _OUTPUTS = (("transformers.utils.generic", "ModelOutput"),)
 _MODELS = (("transformers.modeling_utils", "PreTrainedModel"), ("peft.peft_model", "PeftModel"))
@@ -98,7 +101,7 @@ def with_loss(result: Any) -> Any:
     return {**loss, "output": plain(result)}
 
 
-def own_step(module: nn.Module, batch: Any) -> Any:
+def own_step(module: nn.Module, batch: Batch) -> Any:
     """Run a model on a batch with its label, so that it computes its own loss.
 
     A label column is the argument ``labels``; label columns by name are arguments by these names.

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
+    from sparkdl.online.trainer import OnlineTrainer
+
 
 class OnlineQuery:
     """A running query whose batches a model learns from.
@@ -20,7 +22,7 @@ class OnlineQuery:
         online: as given.
     """
 
-    def __init__(self, query: StreamingQuery, online: Any) -> None:
+    def __init__(self, query: StreamingQuery, online: OnlineTrainer) -> None:
         self.query = query
         self.online = online
 

@@ -17,6 +17,8 @@ from sparkdl.wire.frame import Array
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+    from sparkdl.train.history import History
+
 _INK = "#2b2f36"
 _FAINT = "#8a9099"
 _GRID = "#e8eaed"
@@ -47,8 +49,8 @@ class Shown(Figure):
         return file.getvalue()
 
 
-def plot(history: Any) -> Figure:
-    """Draw loss, validation scores, learning rate and seconds by phase of a ``sparkdl.train.History``."""
+def plot(history: History) -> Figure:
+    """Draw loss, validation scores, learning rate and seconds by phase of a run."""
     losses, scores = _split(_validations(history))
     panels = list(_panels(scores))
     middle: list[str] = [*(title for title, _ in panels), "Learning rate"]
@@ -81,7 +83,7 @@ Series = dict[str, tuple[Array, Array]]
 """Iterations and values by ``"set metric"``."""
 
 
-def _validations(history: Any) -> Series:
+def _validations(history: History) -> Series:
     found: dict[str, tuple[list[int], list[float]]] = {}
     for row in history.validations:
         for metric, value in row.items():
@@ -113,7 +115,7 @@ def _pairs(titles: list[str]) -> list[list[str]]:
     return [[*titles[i : i + 2], titles[i]][:2] for i in range(0, len(titles), 2)]
 
 
-def _summary(history: Any) -> str:
+def _summary(history: History) -> str:
     seconds, samples = sum(history.column("seconds")), sum(history.column("samples"))
     epochs = history[-1]["epoch"]
     return (
@@ -201,7 +203,7 @@ def _draw_rate(ax: Axes, iterations: Array, rate: Array) -> None:
     ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.3g}"))
 
 
-def _draw_phases(ax: Axes, iterations: Array, history: Any) -> None:
+def _draw_phases(ax: Axes, iterations: Array, history: History) -> None:
     """Stack the phases' mean seconds; small ones are part of ``other``."""
     seconds = np.array(history.column("seconds"))
     found = (name.removeprefix("phases.") for name in history.columns if name.startswith("phases."))
@@ -243,7 +245,7 @@ def _draw_phases(ax: Axes, iterations: Array, history: Any) -> None:
     )
 
 
-def _draw_epochs(axes: list[Axes], history: Any) -> bool:
+def _draw_epochs(axes: list[Axes], history: History) -> bool:
     """Mark where epochs begin, unless there are too many to tell apart."""
     epochs = np.array(history.column("epoch"))
     starts = np.flatnonzero(np.diff(epochs)) + 1

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 from torch import nn
 
 from sparkdl.allreduce.shard_states import Snapshot
 from sparkdl.exceptions import ConfigError
-from sparkdl.keyed.entries import Entries
 from sparkdl.nn.embedding import embedding_variables, fill
 from sparkdl.nn.objective import Objective
 from sparkdl.optim import OptimizerSpec
@@ -30,25 +29,7 @@ if TYPE_CHECKING:
     from sparkdl.allreduce.outcome import Outcome
     from sparkdl.data.dataset import Dataset
     from sparkdl.train.checkpoint.resume import ResumePoint
-
-
-class Trained(Protocol):
-    """What a run asks of its loop: the weights and all else that has been trained until now."""
-
-    def current(self) -> Snapshot:
-        """Return the weights."""
-
-    def averaged(self) -> Snapshot:
-        """Return the averaged weights."""
-
-    def rows(self) -> Mapping[str, Entries]:
-        """Return the rows of embedding variables."""
-
-    def point(self, with_state: bool = True, since: int = 0) -> ResumePoint:
-        """Return all that another run needs."""
-
-    def write_shards(self, folder: str, since: int = 0) -> dict[str, str]:
-        """Let executors write the state of the shards."""
+    from sparkdl.train.loop import Loop
 
 
 @dataclass(slots=True, kw_only=True)
@@ -104,13 +85,13 @@ class Run:
     source: Base | None = None
     identity: Identity = field(default_factory=Identity.begin)
     _write_back: Callable[[Snapshot], nn.Module]
-    _trained: Trained = field(init=False, repr=False, compare=False)
+    _trained: Loop = field(init=False, repr=False, compare=False)
     _replacement: Snapshot | None = None
 
     def __post_init__(self) -> None:
         self.batch_size = self.batch_size or self.config.batch_size
 
-    def follow(self, trained: Trained) -> None:
+    def follow(self, trained: Loop) -> None:
         """Take weights and checkpoints from a loop; for the Trainer, before hooks see the run."""
         self._trained = trained
 

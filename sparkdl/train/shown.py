@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields
-from typing import Any
+from typing import TYPE_CHECKING
 
 from torch import nn
 
@@ -12,6 +12,11 @@ from sparkdl import html
 from sparkdl.nn import shown
 from sparkdl.train.options.config import TrainConfig
 from sparkdl.train.state import TrainState
+
+if TYPE_CHECKING:
+    from sparkdl.train.history import History
+    from sparkdl.train.result import FitResult
+    from sparkdl.train.run import Run
 
 _PLACE = ("epoch", "iteration", "name")
 _LARGE = (480, 96)  # size of a line that one looks at while it grows, in pixels
@@ -29,7 +34,7 @@ def trainer(name: str, module: nn.Module, optimizer: object, config: TrainConfig
     return html.block(f"Trainer of {name}", facts, shown.layers(module))
 
 
-def result(found: Any) -> str:
+def result(found: FitResult) -> str:
     """Return a result: where the run ended, its last scores, and lines of loss and scores."""
     facts = {**ended(found.state, found.stopped_by), "parameters": shown.size(found.module)}
     facts |= _from_files(found.history)
@@ -54,7 +59,7 @@ def ending(state: TrainState, stopped_by: str, scores: Mapping[str, float]) -> s
     return f"{length}, stopped by {stopped_by}{found}"
 
 
-def history(found: Any) -> str:
+def history(found: History) -> str:
     """Return a history: its length, and lines of loss and scores."""
     facts: dict[str, object] = {"iterations": f"{len(found):,}"}
     if len(found):
@@ -64,7 +69,7 @@ def history(found: Any) -> str:
     return html.block("History", facts, curves(found, dict.fromkeys(names, 0.0)))
 
 
-def run(found: Any) -> str:
+def run(found: Run) -> str:
     """Return a run that is under way: how far it is, how fast, and lines of loss and scores."""
     state, history = found.state, found.history
     facts: dict[str, object] = {"epochs": state.epoch, "iterations": state.iteration}
@@ -79,7 +84,7 @@ def run(found: Any) -> str:
     return html.block(f"Run of {found.name}", facts, curves(history, found.scores, _LARGE))
 
 
-def _from_files(history: Any) -> dict[str, object]:
+def _from_files(history: History) -> dict[str, object]:
     """Return what a scan has read, and how long steps have waited for its rows; nothing of other rows."""
     nbytes = sum(history.column("bytes.files")) if len(history) else 0
     if not nbytes:
@@ -90,7 +95,7 @@ def _from_files(history: Any) -> dict[str, object]:
     }
 
 
-def curves(history: Any, scores: dict[str, float], size: tuple[int, int] = html.SMALL) -> str:
+def curves(history: History, scores: dict[str, float], size: tuple[int, int] = html.SMALL) -> str:
     """Return a table of loss and scores: first and last value, and a line of some size."""
     series = {"loss": [float(value) for value in history.column("loss")]}
     for name in scores:

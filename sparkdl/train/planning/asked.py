@@ -10,17 +10,19 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sparkdl.data.dataset import Dataset
 from sparkdl.train.planning.plan import plan_of
 from sparkdl.train.planning.profile import profile_of
-from sparkdl.train.planning.rehearsal import Trains
 from sparkdl.train.planning.request import Request
 from sparkdl.wire import private
 
+if TYPE_CHECKING:
+    from sparkdl.train.trainer import Trainer
 
-def answer(request: Request, trainer: Trains, data: Dataset) -> None:
+
+def answer(request: Request, trainer: Trainer, data: Dataset) -> None:
     """Rehearse in place of a fit, as a command has asked for, and end the script then."""
     found: dict[str, Any]
     if request.kind == "plan":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sparkdl.data.columns import ColumnLike, Columns
 from sparkdl.data.dataset import Dataset
@@ -13,11 +13,14 @@ from sparkdl.train.options.checks import integer_option
 from sparkdl.train.planning.cluster_plan import ClusterPlan, make_plan
 from sparkdl.train.planning.costs import Kind
 from sparkdl.train.planning.model import StepModel
-from sparkdl.train.planning.rehearsal import Stage, Trains
+from sparkdl.train.planning.rehearsal import Stage
+
+if TYPE_CHECKING:
+    from sparkdl.train.trainer import Trainer
 
 
 def plan(
-    trainer: Trains,
+    trainer: Trainer,
     data: Any,
     *,
     rows: int | None = None,
@@ -70,7 +73,7 @@ def plan(
 
 
 def plan_of(
-    trainer: Trains,
+    trainer: Trainer,
     data: Dataset,
     rows: int | None,
     executors: Sequence[int],

@@ -21,12 +21,13 @@ from sparkdl.train.hooks.of_run import none_of_every_run
 from sparkdl.train.hooks.timeline import Timeline
 from sparkdl.train.planning.advice import advice
 from sparkdl.train.planning.layers import profile_first_rows
-from sparkdl.train.planning.rehearsal import SAMPLE_STEPS, Stage, Trains
+from sparkdl.train.planning.rehearsal import SAMPLE_STEPS, Stage
 from sparkdl.train.shipped import shipped
 from sparkdl.wire import frame
 
 if TYPE_CHECKING:
     from sparkdl.train.run import Run
+    from sparkdl.train.trainer import Trainer
 
 _LAYERS_PROCESS = 1000  # process number of the layers in the trace; hosts have small ones
 _TRACED = 20
@@ -47,7 +48,7 @@ class TaskSeconds(Hook):
 
 
 def profile_of(
-    trainer: Trains, data: Dataset, trace: str, *, seconds: float, tell: Callable[[str], None]
+    trainer: Trainer, data: Dataset, trace: str, *, seconds: float, tell: Callable[[str], None]
 ) -> dict[str, Any]:
     """Train for some steps on a sample, and say for JSON where their time goes.
 
@@ -154,7 +155,9 @@ def _traced(stage: Stage, sample: Dataset, batch: int) -> list[dict[str, Any]]:
     return [event | {"ts": event["ts"] - begin} if "ts" in event else event for event in events]
 
 
-def _layers(trainer: Trains, sample: Dataset, rows: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def _layers(
+    trainer: Trainer, sample: Dataset, rows: int
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Return layers and spans of the first rank, while all ranks do the same."""
     recipe, module = trainer._recipe, trainer.module
     access, spec = sample.access, recipe.spec(sample.plan, module, sample.transform, sample.collate)

@@ -10,25 +10,25 @@ import logging
 import re
 import statistics
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from sparkdl.allreduce.choose import Wanted
-from sparkdl.data.columns import ColumnLike, Columns
 from sparkdl.data.dataset import Dataset
 from sparkdl.exceptions import ConfigError, TaskError
 from sparkdl.train.history import History
 from sparkdl.train.hooks.base import Hook
 from sparkdl.train.leaving import ErrorsCarryResult
-from sparkdl.train.options.config import TrainConfig
 from sparkdl.train.options.triggers import MaxIteration
 from sparkdl.train.planning.costs import Kind
 from sparkdl.train.planning.model import FitTimes, Rehearsal
 from sparkdl.train.planning.probe import MemoryWatch
-from sparkdl.train.recipe import Recipe
 from sparkdl.train.result import FitResult
 from sparkdl.train.shipped import threads_per_task
+
+if TYPE_CHECKING:
+    from sparkdl.train.trainer import Trainer
 
 _log = logging.getLogger("sparkdl")
 _GROUPS = 4  # jobs of a fit, of which the first warms up
@@ -43,22 +43,6 @@ _ONE_MACHINE = re.compile(r"local-cluster\[.*")
 _WORK = ("weights_in", "data", "compute", "gradient_out")
 
 
-class Trains(Protocol):
-    """What rehearsals, plans and profiles ask of a Trainer."""
-
-    config: TrainConfig
-    module: Any
-    _recipe: Recipe
-
-    def with_options(self, **options: Any) -> Any:
-        """Return a Trainer with other options."""
-
-    def _given(
-        self, data: Any, features: Columns | None, label: Columns | None, weight: ColumnLike | None
-    ) -> AbstractContextManager[Dataset]:
-        """Make a Dataset of what a fit would be given, for as long as the block runs."""
-
-
 @dataclass(slots=True)
 class Stage:
     """Short fits on samples of a Dataset.
@@ -66,7 +50,7 @@ class Stage:
     Hooks, validation and schedule are left out: they are not part of a step, and hooks may write files.
     """
 
-    trainer: Trains
+    trainer: Trainer
     data: Dataset
     wanted: Wanted
     seconds: float
