@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from support.checkpoints import save
 from support.models import mlp
 
 from sparkdl.__main__ import main
@@ -24,7 +25,7 @@ def folder(tmp_path: Path) -> Path:
     checkpoints.create()
     for iteration in (5, 10):
         state = TrainState(epoch=iteration // 5, iteration=iteration, loss=1 / iteration)
-        checkpoints.save(mlp(seed=iteration), state, {"val/accuracy": 0.5})
+        save(checkpoints, mlp(seed=iteration), state, {"val/accuracy": 0.5})
     return tmp_path / "run"
 
 

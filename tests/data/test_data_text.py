@@ -126,12 +126,12 @@ def test_arrays_become_bytes() -> None:
 
 def test_metadata_fill_in_what_a_column_leaves_open() -> None:
     metadata = tensor_metadata((3, 4), "uint8")
-    assert described(Column("x"), metadata) == Column("x", (3, 4), "uint8")
-    assert described(Column("x", (12,)), metadata) == Column("x", (12,), "uint8")
-    assert described(Column("x", dtype="int8"), metadata) == Column("x", (3, 4), "int8")
-    assert described(Column("x"), {}) == Column("x")
-    assert described(Column("x"), {"sparkdl": "something else", "ml_attr": {}}) == Column("x")
-    assert described(Column("x"), tensor_metadata((), "int64")) == Column("x", (), "int64")
+    assert described(Column("x"), metadata)[0] == Column("x", (3, 4), "uint8")
+    assert described(Column("x", (12,)), metadata)[0] == Column("x", (12,), "uint8")
+    assert described(Column("x", dtype="int8"), metadata)[0] == Column("x", (3, 4), "int8")
+    assert described(Column("x"), {})[0] == Column("x")
+    assert described(Column("x"), {"sparkdl": "something else", "ml_attr": {}})[0] == Column("x")
+    assert described(Column("x"), tensor_metadata((), "int64"))[0] == Column("x", (), "int64")
 
 
 def test_wrong_metadata_are_an_error() -> None:

@@ -141,8 +141,12 @@ class Checkpoint(Hook):
         except BaseException:
             self._folder.release()
             raise
-        if (attempt := attempts.current()) is not None:
+        if (attempt := self._attempt()) is not None:
             attempt.begun(self.path)
+
+    def _attempt(self) -> attempts.Attempt | None:
+        """Return the attempt that is told of checkpoints."""
+        return attempts.current()
 
     def _check_folder(self, run: Run) -> None:
         """Make the folder; check that new checkpoints would be the newest, under names of their own."""
@@ -190,7 +194,7 @@ class Checkpoint(Hook):
                 self._join()
             finally:
                 self._folder.release()
-        if run.error is None and (attempt := attempts.current()) is not None:
+        if run.error is None and (attempt := self._attempt()) is not None:
             attempt.finished(self.path)
 
     def _join(self) -> None:
@@ -247,7 +251,7 @@ class Checkpoint(Hook):
             if prunes:
                 self._prune(pinned)
             _log.info("Checkpoint: wrote %s", written)
-            if (attempt := attempts.current()) is not None:
+            if (attempt := self._attempt()) is not None:
                 attempt.written(self.path, iteration)
 
         written: Future[None] = Future()
