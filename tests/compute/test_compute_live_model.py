@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sparkdl.compute.live_model import changes_to_keep, delete_outdated
+from sparkdl.compute.live_model import LiveModel, changes_to_keep, delete_outdated
 from sparkdl.compute.local_store import LocalStore
 from sparkdl.compute.start import ModelVersion, Start
 from sparkdl.data.store.manifest import Manifest
@@ -62,3 +62,17 @@ def test_versions_of_another_generation_go_but_for_the_one_from_which_it_went_on
     names = ("0-9", "0-10", "0-11", "0-11.change", "1-11.change", "1-12.change", "2-12.change")
     found = left(tmp_path, ModelVersion(0, 10), ModelVersion(1, 12), 5, *names)
     assert found == {"0-10", "1-11.change", "1-12.change"}
+
+
+def test_a_model_that_is_half_changed_is_no_version() -> None:
+    """A task that ends in the middle of an update leaves its process to others."""
+    live, version = LiveModel.__new__(LiveModel), ModelVersion(0, 3)
+    live._shares, live.reports = False, []
+    live._set(version)
+    group = Start(version, 0, None, False, Manifest({}))
+    assert live.is_between(group, version)
+    assert live.begin_change() == version
+    assert live.version is None
+    assert not live.is_between(group, version)
+    live.give_up_change(version)
+    assert live.is_between(group, version)
