@@ -6,7 +6,7 @@ import time
 from functools import cached_property, partial
 from typing import Any
 
-from sparkdl._spark.frames import JavaObject
+from sparkdl._spark.frames import JavaObject, java_class
 
 _STORAGE = "org.apache.spark.storage"
 DRIVER = "driver"
@@ -62,7 +62,7 @@ class BlockManager:
 
     @cached_property
     def _block_id(self) -> JavaObject:
-        return getattr(self._jvm, f"{_STORAGE}.RDDBlockId")
+        return java_class(self._jvm, f"{_STORAGE}.RDDBlockId")
 
     @cached_property
     def _block_manager(self) -> JavaObject:
@@ -88,7 +88,7 @@ class BlockManager:
         Py4J would list all methods of the class first, which fails for these two: some name types
         that are not on the class path of every Spark distribution.
         """
-        find = partial(getattr, self._jvm)  # by whole names, as FrameJobs
+        find = partial(java_class, self._jvm)
         class_of = find("java.lang.Class").forName
         handle = (
             find("java.lang.invoke.MethodHandles")

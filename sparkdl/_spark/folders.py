@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from sparkdl import redaction
+from sparkdl._spark.frames import java_class
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -16,8 +17,7 @@ class HadoopFolders:
 
     def __init__(self, spark: SparkSession, path: str) -> None:
         private: Any = spark
-        # By its whole name: for each package on the way the JVM would look for a class in all its jars.
-        self._path: Any = getattr(private._jvm, "org.apache.hadoop.fs.Path")
+        self._path = java_class(private._jvm, "org.apache.hadoop.fs.Path")
         configuration = private._jsparkSession.sessionState().newHadoopConf()
         self._fs: Any = self._path(path).getFileSystem(configuration)
 

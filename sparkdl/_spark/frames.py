@@ -17,6 +17,14 @@ Task = Callable[[int, Iterator[bytes]], Iterable[bytes | Parts]]
 """What runs in a task: (partition, frames in) -> frames out, whole or in parts."""
 
 
+def java_class(jvm: Any, name: str) -> JavaObject:
+    """Return a class of a gateway's JVM by its whole name.
+
+    For each package on the way, ``jvm.java.util``, the JVM would look for a class in all its jars.
+    """
+    return getattr(jvm, name)
+
+
 def do_once(work: Callable[[], None], _: int, frames: Iterator[bytes]) -> Iterator[bytes]:
     """Do some work and yield nothing: a task, once the work is given."""
     deque(frames, maxlen=0)

@@ -28,10 +28,12 @@ class HadoopFileSystem(AbstractFileSystem):  # type: ignore[misc]
         from py4j.protocol import Py4JJavaError
         from pyspark import SparkContext
 
+        from sparkdl._spark.frames import java_class  # with pyspark, which a folder elsewhere does not need
+
         sc = SparkContext._active_spark_context
         if sc is None or sc._jvm is None:
             raise ConfigError(f"{url}: Hadoop's file systems need a running Spark session")
-        self._path: Any = getattr(sc._jvm, "org.apache.hadoop.fs.Path")
+        self._path = java_class(sc._jvm, "org.apache.hadoop.fs.Path")
         self._failure = Py4JJavaError
         try:
             self._files: Any = self._path(url).getFileSystem(sc._jsc.hadoopConfiguration())

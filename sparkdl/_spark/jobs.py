@@ -12,7 +12,7 @@ import cloudpickle
 from pyspark.serializers import NoOpSerializer
 
 from sparkdl._spark.blocks import DRIVER, BlockManager
-from sparkdl._spark.frames import KEY_BASE, FrameSerializer, JavaObject, Task, key, read_all
+from sparkdl._spark.frames import KEY_BASE, FrameSerializer, JavaObject, Task, java_class, key, read_all
 from sparkdl._spark.session import live_executors
 from sparkdl.wire.frame import Parts
 
@@ -48,9 +48,7 @@ class FrameJobs:
         self.sc: Any = sc
         self._jvm: Any = sc._jvm
         self._jsc: Any = sc._jsc
-        # Each class is looked up once, and by its whole name: for each package on the way the JVM would look
-        # for a class in all its jars.
-        find = partial(getattr, self._jvm)
+        find = partial(java_class, self._jvm)  # each once: it costs round trips to the JVM
         self._context = self._jsc.sc()
         self._hash_map = find("java.util.HashMap")
         self._array_list = find("java.util.ArrayList")
@@ -249,7 +247,7 @@ class FrameJobs:
 
     def _empty_at(self, locations: Iterable[str]) -> JavaObject:
         """Return an RDD of an empty frame at each place."""
-        to_seq, pair = self._jvm.PythonUtils.toSeq, getattr(self._jvm, "scala.Tuple2")
+        to_seq, pair = self._jvm.PythonUtils.toSeq, java_class(self._jvm, "scala.Tuple2")
         places = self._listed(
             pair(bytearray(), to_seq(self._listed([location] if location else []))) for location in locations
         )
