@@ -12,7 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from torch.optim import Optimizer
+import torch
+from torch.optim import Adam, Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from sparkdl.exceptions import ConfigError
@@ -153,14 +154,19 @@ def _build(factory: SchedulerFactory, shadow: Optimizer) -> LRScheduler:
 
 
 def follows_scores(schedule: Schedule) -> bool:
-    """Return whether a schedule is a ReduceLROnPlateau, by its class or a partial."""
-    cls = schedule.func if isinstance(schedule, partial) else schedule
-    return isinstance(cls, type) and issubclass(cls, ReduceLROnPlateau)
+    """Return whether a schedule makes a ReduceLROnPlateau, of an optimizer like most."""
+    if isinstance(schedule, PerIteration | PerEpoch):
+        return False
+    try:
+        return isinstance(_build(schedule, Adam([torch.zeros(1)])), ReduceLROnPlateau)
+    except ConfigError:  # it asks for an optimizer of its own
+        return False
 
 
 def _with_mode(factory: SchedulerFactory, higher_is_better: bool) -> SchedulerFactory:
     """Give a ReduceLROnPlateau the direction of the monitored score, unless the user chose one."""
-    if not follows_scores(factory):
+    cls = factory.func if isinstance(factory, partial) else factory
+    if not isinstance(cls, type) or not issubclass(cls, ReduceLROnPlateau):
         return factory
     if isinstance(factory, partial) and "mode" in factory.keywords:
         return factory

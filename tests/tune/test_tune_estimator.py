@@ -133,7 +133,11 @@ def test_the_fit_at_the_end_looks_for_no_score(monkeypatch: Any) -> None:
     (fit,) = fitted
     assert [fit.isDefined(name) for name in ("monitor", "earlyStoppingPatience")] == [False, False]
     assert (fit.getMaxEpochs(), fit.getValidationFraction()) == (3, 0.0)
-    plateau = TorchClassifier(schedule=partial(ReduceLROnPlateau, patience=1))
+
+
+@pytest.mark.parametrize("schedule", [partial(ReduceLROnPlateau, patience=1), lambda o: ReduceLROnPlateau(o)])
+def test_the_fit_at_the_end_has_no_score_to_follow(schedule: Any) -> None:
+    plateau = TorchClassifier(schedule=schedule)
     with pytest.raises(ConfigError, match="ReduceLROnPlateau follows validations, and the fit at the end"):
         tune.TorchTuner(estimator=plateau, space={"learningRate": [1e-3, 1e-2]})
 
