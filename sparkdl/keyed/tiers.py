@@ -16,14 +16,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sparkdl.keyed.columns import FreshState, Places, blocks
-from sparkdl.keyed.entries import ROW
+from sparkdl.keyed.entries import ROW, FreshState
 from sparkdl.keyed.hot import HotRecords
 from sparkdl.keyed.index import CompactIndex
 from sparkdl.keyed.log import Log
 from sparkdl.keyed.memory import RowMemory
 from sparkdl.keyed.mix import Ids, distinct
-from sparkdl.keyed.slots import compact
+from sparkdl.keyed.slots import Places, blocks, compact
 from sparkdl.keyed.store import Counted, EntryHeads
 from sparkdl.wire.arrays import Grown, Numbers
 from sparkdl.wire.frame import Array
@@ -47,7 +46,9 @@ class TieredStore:
         self._index = CompactIndex()
         self._where = Grown(np.int32)  # by number: place in memory, or ~place in the file
         self._last = Grown(np.uint32)
-        self._size = self._rows = 0
+        self._size = 0
+        self.rows = 0  # entries that have a row
+        self.at_once = memory.at_once(self._record)  # entries that are read, written or copied at a time
         self._log = Log(memory.segment(self._record))
         self._hot = HotRecords(memory.nbytes // self._record + 1, self._record)
         self._batch = self._planned = 0
@@ -55,11 +56,6 @@ class TieredStore:
     def __len__(self) -> int:
         """Return how many entries there are."""
         return self._size
-
-    @property
-    def rows(self) -> int:
-        """How many entries have a row."""
-        return self._rows
 
     @property
     def held(self) -> int:
@@ -150,7 +146,7 @@ class TieredStore:
         if columns.keys() - set(self.names):
             self._widen([*self.names, *(name for name in columns if name not in self.names)])
         self._set(numbers, self._get(numbers, np.int64, 1, 2) | 1, 1)
-        self._rows += len(numbers)
+        self.rows += len(numbers)
         self.write(numbers, columns)
 
     def extend(self, fresh: FreshState) -> None:
@@ -165,7 +161,7 @@ class TieredStore:
         """Have some entries alone; their numbers become smaller, in the same order."""
         for block in self._blocks():
             gone = block[~chosen[block]]
-            self._rows -= int(self.admitted(gone).sum())
+            self.rows -= int(self.admitted(gone).sum())
             where = self._where.values[gone]
             self._hot.vacate(where[where >= 0])
             self._log.free(~where[where < 0])
@@ -189,11 +185,6 @@ class TieredStore:
             out = np.arange(begin, min(beyond.stop, begin + self.at_once))
             self._to_file(out[self._hot.taken(out)])
         self._hot.cut()
-
-    @property
-    def at_once(self) -> int:
-        """Entries that are read, written or copied at a time."""
-        return self._memory.at_once(self._record)
 
     def _blocks(self, size: int | None = None) -> Iterator[Places]:
         """Yield the numbers of all entries, some at a time."""
@@ -273,7 +264,7 @@ class TieredStore:
             wider._append(records, block[:0])
         self._memory.forget(self)
         self._memory.forget(wider)
-        for name in ("_index", "_ids", "_last", "_rows"):
+        for name in ("_index", "_ids", "_last", "rows"):
             setattr(wider, name, getattr(self, name))
         vars(self).update(vars(wider))
         self._planned = 0

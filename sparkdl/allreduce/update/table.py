@@ -13,8 +13,7 @@ import torch
 from sparkdl.allreduce.messages import RowGradients, Shard
 from sparkdl.allreduce.plan import Directives
 from sparkdl.allreduce.update.shard import Finished, ShardUpdate, update_shard
-from sparkdl.keyed.columns import FreshState
-from sparkdl.keyed.entries import ROW
+from sparkdl.keyed.entries import ROW, FreshState
 from sparkdl.keyed.mix import Ids, distinct
 from sparkdl.keyed.table import KeyedTable
 from sparkdl.optim.shard.lazy_rows import fresh_state
