@@ -22,18 +22,13 @@ class BlockManager:
 
     def executors(self) -> dict[str, str]:
         """Return the executors besides the driver, by id, as an RDD names the places where it is to run."""
+        # One that is being decommissioned is there, but runs no further task. It is no peer where Spark moves
+        # its blocks (``spark.storage.decommission.enabled``).
+        peers = self._block_manager_master.getPeers(self._driver_block_manager)
         # As text all of them take one round trip: BlockManagerId(<executor>, <host>, <port>, <topology>).
-        listed = str(self._peers().mkString("\n"))
+        listed = str(peers.mkString("\n"))
         found = (line.removeprefix("BlockManagerId(").split(", ") for line in listed.splitlines())
         return {name: f"executor_{host}_{name}" for name, host, *_ in found}
-
-    def _peers(self) -> JavaObject:
-        """Return the block managers of executors, but of none that is being decommissioned.
-
-        Such an executor is still there, and runs no further task. Spark knows it by this where it moves the
-        executor's blocks (``spark.storage.decommission.enabled``).
-        """
-        return self._block_manager_master.getPeers(self._driver_block_manager)
 
     def places(self, frames: JavaObject) -> list[str]:
         """Return the id of an executor that holds each partition of a persisted RDD, empty if none does.

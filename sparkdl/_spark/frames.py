@@ -48,6 +48,14 @@ def keyed_by(packed: bytes) -> int:
     return int.from_bytes(packed, "big") - KEY_BASE
 
 
+def pairs_of(frames: Iterable[bytes | Parts]) -> Iterator[tuple[int, bytes | Parts]]:
+    """Pair frames up with their keys, after which they come in turn."""
+    stream = iter(frames)
+    for to in stream:
+        assert isinstance(to, bytes)
+        yield keyed_by(to), next(stream)
+
+
 def frames_of(rdd: Any) -> JavaObject:
     """Return the JVM RDD of byte arrays behind a PySpark RDD of bytes, unpickled."""
     rdd._bypass_serializer = True

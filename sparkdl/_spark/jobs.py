@@ -246,7 +246,6 @@ class FrameJobs:
         return self._blocks.places(frames)
 
     def _empty_at(self, locations: Iterable[str]) -> JavaObject:
-        """Return an RDD of an empty frame at each place."""
         to_seq, pair = self._jvm.PythonUtils.toSeq, java_class(self._jvm, "scala.Tuple2")
         places = self._listed(
             pair(bytearray(), to_seq(self._listed([location] if location else []))) for location in locations

@@ -6,7 +6,7 @@ from pyspark.sql import SparkSession
 
 from sparkdl._spark.session import is_connect
 from sparkdl.access.base import Access
-from sparkdl.access.models import ModelAccess
+from sparkdl.access.models import ClassicModels, ModelAccess
 
 __all__ = ["Access", "ModelAccess", "access_to", "models_in"]
 
@@ -28,6 +28,4 @@ def models_in(spark: SparkSession) -> ModelAccess:
         from sparkdl.access.connect.models import ConnectModels
 
         return ConnectModels(spark)
-    from sparkdl.access.classic_models import ClassicModels
-
     return ClassicModels(spark)

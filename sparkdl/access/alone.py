@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
 from pyspark.sql import DataFrame
 
-from sparkdl._spark.frames import Task, key
+from sparkdl._spark.frames import Task, pairs_of
 from sparkdl.access.base import Access, BytesRef, Published
 from sparkdl.access.in_pieces import RESULT, ChainTask, InPieces
 from sparkdl.exceptions import ConfigError
@@ -37,7 +37,7 @@ class LazyFrames:
         """Return those of a partition."""
         found = self.blocks.get(partition)
         if found is None:
-            found = [_whole(data) for data in self.make(partition)]
+            found = list(map(frame.join, self.make(partition)))  # copies: who made them may go on writing
             if self.persisted:
                 self.blocks[partition] = found
         return found
@@ -70,13 +70,11 @@ class CalledChain:
         arriving: list[bytes] = []
         for number, task in enumerate(tasks, start=1):
             frames = iter([*self.tokens.read(0), *arriving])
-            leaving = [_own(data) for data in InPieces(task)(0, frames)]
-            pairs = zip(leaving[::2], leaving[1::2], strict=True)
+            leaving = [(to, _own(data)) for to, data in pairs_of(InPieces(task)(0, frames))]
             if number < len(tasks):
-                arriving = [piece for _, piece in pairs]
-        found = list(pairs)
-        results = [piece for to, piece in found if to == key(RESULT)]
-        persisted = [piece for to, piece in found if to != key(RESULT)]
+                arriving = [piece for _, piece in leaving]
+        results = [piece for to, piece in leaving if to == RESULT]
+        persisted = [piece for to, piece in leaving if to != RESULT]
         return list(joined(results)), persisted if persisted_bytes is not None else None
 
     def forget(self, partition: int) -> None:
@@ -111,18 +109,17 @@ class AloneAccess(Access):
         """Return the bytes themselves."""
         return Published(BytesRef(data))
 
-    def planned_once(self, df: DataFrame) -> DataFrame:
+    def planned_once(self, df: DataFrame) -> NoReturn:
         """Refuse DataFrames."""
         raise ConfigError("a process alone reads no DataFrames; give it rows that lie in a store")
 
     def written(self, df: DataFrame, write: Any, rows_per_batch: int) -> LazyFrames:
         """Refuse DataFrames."""
         self.planned_once(df)
-        raise AssertionError
 
     def scattered(self, pieces: Iterable[tuple[int, bytes | Parts]], partitions: int) -> LazyFrames:
         """Return frames by partition."""
-        sent = [(n, _whole(data)) for n, data in pieces]
+        sent = [(n, frame.join(data)) for n, data in pieces]
         return LazyFrames(partitions, lambda partition: [data for n, data in sent if n == partition])
 
     def stage(
@@ -139,7 +136,7 @@ class AloneAccess(Access):
         self, task: Task, broadcasts: Sequence[Any] = (), *, times: int = 1, profile: Any = None
     ) -> list[bytes]:
         """Run a task that gets no frames."""
-        return [_whole(data) for _ in range(times) for data in task(0, iter(()))]
+        return [frame.join(data) for _ in range(times) for data in task(0, iter(()))]
 
     def chain(self, tokens: LazyFrames, ranks: int, profile: Any) -> CalledChain:
         """Return what runs the stages of one rank."""
@@ -163,16 +160,11 @@ class AloneAccess(Access):
 
     def run_on_persisted(self, persisted: list[bytes], task: Task) -> list[bytes]:
         """Run a task over the pieces that a chain has left."""
-        return [_whole(data) for data in task(0, iter(persisted))]
+        return list(map(frame.join, task(0, iter(persisted))))
 
     def keep(self, pieces: Iterable[tuple[int, bytes | Parts]], shards: int, shard_bytes: int) -> list[bytes]:
         """Return pieces as if a chain had left them."""
-        return [_whole(data) for _, data in pieces]
-
-
-def _whole(data: bytes | Parts) -> bytes:
-    """Return a frame as the bytes that Spark would carry: a copy, for its maker may go on writing."""
-    return bytes(data) if isinstance(data, bytes | bytearray | memoryview) else frame.join(data)
+        return [frame.join(data) for _, data in pieces]
 
 
 def _own(data: bytes | Parts) -> Any:

@@ -21,9 +21,10 @@ from sparkdl._spark.tasks import broadcast_value
 from sparkdl.access.in_pieces import ChainTask
 from sparkdl.exceptions import ConfigError
 from sparkdl.session import Executors
-from sparkdl.wire.frame import Buffer, Packed, Parts
+from sparkdl.wire.frame import Buffer, Parts
 
 if TYPE_CHECKING:
+    from sparkdl._spark.jobs import SubmittedJob
     from sparkdl.access.stages import GatheredStages, ShuffledSync
 
 T = TypeVar("T")
@@ -42,7 +43,7 @@ Persisted = Any
 class BytesRef:
     """Bytes that the driver has sent: inside the task itself, or by a Spark broadcast."""
 
-    inline: Packed | None  # the bytes, or ``None`` if they are broadcast
+    inline: bytes | bytearray | None  # the bytes, or ``None`` if they are broadcast
     broadcast_id: int = -1  # id of the broadcast, -1 if they are inline
 
     def read(self, *, once: bool = False) -> Any:
@@ -69,16 +70,6 @@ class Published:
             self.broadcast.destroy()
         if self.delete is not None:
             self.delete()
-
-
-class RunningJob(Protocol):
-    """A job that has begun."""
-
-    def is_done(self) -> bool:
-        """Return whether it has ended, well or not."""
-
-    def cancel(self) -> None:
-        """End it, if it has not ended."""
 
 
 class Chain(Protocol):
@@ -234,7 +225,7 @@ class Access(Protocol):
     ) -> list[bytes]:
         """Run a task, which gets no frames, on each executor that there is now, and return its frames."""
 
-    def begin_everywhere(self, task: Task, *, times: int = 1, profile: Any = None) -> RunningJob | None:
+    def begin_everywhere(self, task: Task, *, times: int = 1, profile: Any = None) -> SubmittedJob | None:
         """Begin to run a task without frames on each executor; ``None`` where a job must end first."""
         return None
 

@@ -127,7 +127,7 @@ class ClassicAccess(Access):
         """Return the frames that a ``mapInArrow`` function makes of a DataFrame's rows."""
         made = df.mapInArrow(write, "token binary")
         with _rows_per_batch(self.spark, rows_per_batch):
-            return frames_of(made.rdd.mapPartitions(_unwrap_token))
+            return frames_of(made.rdd.map(_token))
 
     def scattered(self, pieces: Iterable[tuple[int, bytes | Parts]], partitions: int) -> JavaObject:
         """Return frames of the driver in so many partitions."""
@@ -251,9 +251,8 @@ def _keep(_: int, pieces: Iterator[bytes]) -> Iterator[bytes]:
         yield piece
 
 
-def _unwrap_token(rows: Iterable[Any]) -> Iterator[bytes]:
-    for row in rows:
-        yield bytes(row[0])
+def _token(row: Any) -> bytes:
+    return bytes(row[0])
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain, repeat
 
-from sparkdl._spark.frames import key, keyed_by
+from sparkdl._spark.frames import key, pairs_of
 from sparkdl.wire import frame
 from sparkdl.wire.frame import Buffer, Parts
 from sparkdl.wire.pieces import HEAD, PIECE_BYTES, cut, joined, pieces_of
@@ -127,7 +127,7 @@ def made_in_rounds(
 ) -> Iterator[bytes]:
     """Yield some pieces of the frames that a task makes of those that stay, each time the same ones."""
     made = InPieces(task, token=False, keyed=False)(partition, pieces)
-    return rounds(partition, (own if isinstance(own, bytes) else frame.join(own) for own in made))
+    return rounds(partition, map(frame.join, made))
 
 
 def cut_keyed(
@@ -138,17 +138,15 @@ def cut_keyed(
     ``pieces`` and ``blocks`` are those of :class:`InPieces`: if not 0, there are two frames for each key, and
     block b of n is for key n * blocks + b.
     """
-    numbers: Counter[bytes] = Counter()
-    stream = iter(frames)
-    for to in stream:
-        assert isinstance(to, bytes)
-        data, number = next(stream), numbers[to]
+    numbers: Counter[int] = Counter()
+    for to, data in pairs_of(frames):
+        number = numbers[to]
         numbers[to] += 1
         expected = 0 if not pieces else 1 if number else pieces
         largest = max(PIECE_BYTES, -(-frame.size(data) // expected)) if expected else PIECE_BYTES
-        keys = [key(keyed_by(to) * blocks + block) for block in range(blocks)] if blocks > 1 else []
+        keys = [key(to * blocks + block) for block in range(blocks)]
         for place, piece in enumerate(_padded(pieces_of(source, number, data, largest), expected)):
-            yield keys[place * blocks // pieces] if keys else to
+            yield keys[place * blocks // pieces if pieces else 0]
             yield piece
 
 

@@ -18,7 +18,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
-from sparkdl._spark.frames import JavaObject, key, keyed_by
+from sparkdl._spark.frames import JavaObject, key, pairs_of
 from sparkdl._spark.jobs import FrameJobs
 from sparkdl.access import in_pieces as pieces
 from sparkdl.access.in_pieces import FRAMES_PER_RANK, RESULT, STATE, ChainTask, InPieces, cut_keyed
@@ -127,12 +127,10 @@ class Gathered:
 
     def _addressed(self, leaving: Iterable[bytes | Parts]) -> Iterator[bytes | Parts]:
         """Yield each frame after a frame with its key, both after the key of the partition that gets them."""
-        stream = iter(leaving)
-        for to in stream:
-            assert isinstance(to, bytes)
-            stays = keyed_by(to) >= STATE
-            home = key(keyed_by(to) - STATE if stays else 0)
-            yield from (home, key(STATE if stays else RESULT), home, next(stream))
+        for to, data in pairs_of(leaving):
+            stays = to >= STATE
+            home = key(to - STATE if stays else 0)
+            yield from (home, key(STATE if stays else RESULT), home, data)
 
 
 LACKING = b"lacking"
@@ -338,7 +336,6 @@ class ShuffledSync:
         return jobs.stage(arriving, run, self._broadcasts, preserves_partitioning=True)
 
     def _collect(self, results: JavaObject, name: str, *, keyed: bool) -> list[Buffer]:
-        """Run a job, and return its frames for the driver."""
         jobs = self._jobs
         if keyed:
             results = jobs.select(jobs.keyed(results), RESULT, drop=[STATE])

@@ -212,7 +212,6 @@ class Wanted:
         return Tabled(dense=plan) if self.keyed else plan
 
     def _dense_plan(self, exchange: Exchange, ranks: int, changes: int, *, directly: bool) -> Plan:
-        """Return the plan of all weights."""
         layout = self.layout
         # Averaged buffers are kept by the driver, which sees those of a group's last iteration only.
         longest = 1 if self.averaging and layout.buffers else LONGEST_GROUP
@@ -266,6 +265,5 @@ class Wanted:
 
 
 def _rendezvous(access: Access) -> Rendezvous:
-    """Return by what the tasks of a fit find each other."""
     seconds = [float(access.conf(name, default)) for name, default in ((WAIT, "3"), (PATIENCE, "120"))]
     return Rendezvous(secrets.token_bytes(32), access.driver_host, *seconds)

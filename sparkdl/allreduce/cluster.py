@@ -12,11 +12,14 @@ from sparkdl._spark.errors import tolerated
 from sparkdl._spark.processes import LINGER_SECONDS, EndSurplus
 from sparkdl.access.base import Access, Persisted, Published, described
 from sparkdl.allreduce.persisted import PersistedShards
+from sparkdl.allreduce.transport.base import Transport
 from sparkdl.compute.worker import forget_fit
 from sparkdl.data.store.build import PartitionStore
 from sparkdl.data.store.partition import Token
 from sparkdl.wire import frame
 from sparkdl.wire.frame import Packed
+
+_MOST_MOVES = 3  # so often partitions are moved after a loss: an executor may be there, and take no tasks
 
 
 def in_excess(places: Sequence[str], executors: int) -> list[int]:
@@ -41,7 +44,7 @@ class Cluster:
     def publish(self, data: Packed, *, inline: bool = True) -> Published:
         """Make bytes available to all tasks; few ones inside the tasks themselves if ``inline``."""
         # As one piece of memory: what is inside a task is pickled with it.
-        whole = data if isinstance(data, bytes | bytearray) else frame.join(frame.parts(data))
+        whole = data if isinstance(data, bytes | bytearray) else frame.join(data)
         return self.access.send(whole, inline=inline)
 
     def shards(self, count: int, shard_bytes: int) -> PersistedShards:
@@ -95,3 +98,44 @@ class Cluster:
         with described(self.access, doing), tolerated(failed):
             # On all of them: where tasks have run in the course of losses, no RDD knows any more.
             self.access.run_on_executors(partial(forget_fit, fit_id), profile=self.profile)
+
+
+class Spreading:
+    """Moves partitions to executors that have come back, so that ranks do not take turns for ever."""
+
+    def __init__(self, cluster: Cluster, store: PartitionStore, transport: Transport) -> None:
+        self._cluster = cluster
+        self._store = store
+        self._transport = transport
+        self._moves_left = _MOST_MOVES if store.is_crowded else 0
+        self._looked_at: int | None = None
+        self._counted = store.executors.count
+
+    def lost(self) -> None:
+        """Note that an executor was lost, or that tasks went elsewhere."""
+        self._moves_left, self._looked_at = _MOST_MOVES, None
+
+    def move(self) -> bool:
+        """Let partitions move, if executors have come since the last look; return whether any do."""
+        # Between two groups a loss goes unnoticed: those that are left have the model and build the rows. Nor
+        # does a task go to executors that come, while others have the rows.
+        before, self._counted = self._counted, self._cluster.count_executors()
+        if self._counted != before:
+            self.lost()
+        if self._transport.is_joining:
+            self.lost()  # one may have come in place of another
+            return False
+        if not self._moves_left:
+            return False
+        count = self._cluster.count_executors(look=True)
+        if count == self._looked_at:
+            return False
+        self._looked_at = count
+        crowded = self._cluster.crowded(self._store)
+        for partition in crowded:
+            self._transport.forget(partition)
+        if crowded:
+            self._moves_left, self._looked_at = self._moves_left - 1, None
+        elif count >= self._store.executors.count:
+            self._moves_left = 0
+        return bool(crowded)

@@ -13,13 +13,12 @@ import numpy as np
 from sparkdl._spark.errors import explained
 from sparkdl.access.base import Published
 from sparkdl.access.in_pieces import ChainTask
-from sparkdl.allreduce.cluster import Cluster
+from sparkdl.allreduce.cluster import Cluster, Spreading
 from sparkdl.allreduce.outcome import Outcome, outcomes_of
 from sparkdl.allreduce.persisted import PersistedShards
 from sparkdl.allreduce.plan import Plan, Step
 from sparkdl.allreduce.row_layers import RowLayers, as_shard_states, complete, pass_changed_rows
 from sparkdl.allreduce.shard_states import ShardStates, Snapshot, joined_rows, unpacked, with_rows
-from sparkdl.allreduce.spreading import Spreading
 from sparkdl.allreduce.state import ModelState, Weights
 from sparkdl.allreduce.transport.base import Group, GroupResult, Transport
 from sparkdl.allreduce.update.combine import average_buffers
@@ -80,13 +79,8 @@ class Engine:
         self._cluster.end_surplus_processes(store.executors.tasks)
         self._fit = replace(self._fit, in_memory=self._cluster.one_process(store.executors.tasks))
         route = self._choose(store, self._fit)
-        self._plan, self._traits, self._transport = route.plan, route.plan.traits, route.transport
+        self.plan, self._traits, self._transport = route.plan, route.plan.traits, route.transport
         self._spreading = Spreading(self._cluster, store, route.transport)
-
-    @property
-    def plan(self) -> Plan:
-        """How gradients become weights."""
-        return self._plan
 
     @property
     def longest_group(self) -> int:
@@ -184,9 +178,8 @@ class Engine:
         )
 
     def _send_seed(self, model: ModelState, seed: list[Published]) -> None:
-        """Send executors that have no copy the state of the shards."""
         if model.persisted is not None:
-            for data in self._plan.seed(lambda: self.fetch(model)):
+            for data in self.plan.seed(lambda: self.fetch(model)):
                 seed.append(self._cluster.publish(data, inline=False))
 
     def _start(
@@ -216,7 +209,7 @@ class Engine:
         ]
         first = steps[0]
         name = f"{self._name}: epoch {first.place.epoch + 1}, iteration {first.iteration + 1}"
-        return Group(self._plan, start, steps, model.persisted, broadcasts, name)
+        return Group(self.plan, start, steps, model.persisted, broadcasts, name)
 
     def _after(
         self,
@@ -231,7 +224,7 @@ class Engine:
 
         Its weights have come with the report, or are fetched from the executors when somebody asks.
         """
-        before, plan, persisted = model.weights, self._plan, result.persisted
+        before, plan, persisted = model.weights, self.plan, result.persisted
         report = plan.conclude(result.messages, before.buffers, before.counters)
         shards = self._shards  # of now: the number of shards may change before they are fetched
         params = partial(shards.weights, persisted) if report.params is None else _own(report.params)

@@ -85,20 +85,44 @@ def outcomes_of(
     count = len(steps)
     spent = {"broadcast": publish_seconds, **result.seconds}
     share = {name: seconds / count for name, seconds in spent.items()}
-    phases = _phases(report.steps, share)
+    phases, seconds = _phases(report.steps, share), sum(share.values())
     returned = report.params.nbytes // count if report.params is not None else 0
-    return [
-        _outcome(
-            facts,
-            started=result.started - publish_seconds + index * sum(share.values()),
-            seconds=share,
-            phases=phases,
-            moved={"weights": weights_bytes, "shards": returned},
+    found = []
+    for index, (step, facts) in enumerate(zip(steps, report.steps, strict=True)):
+        reports, updates = facts["reports"], facts["updates"]
+        other = [each["source"] for each in reports if each["other"]]
+        if other:
+            warnings.warn(other_values(other), UserWarning, stacklevel=2)
+        started = result.started - publish_seconds + index * seconds
+        outcome = Outcome(
+            samples=sum(each["rows"] for each in reports),
+            dropped=sum(each["dropped"] for each in reports),
+            taken={each["source"]: each["rows"] for each in reports if each["dropped"]},
+            lost=sum(each["lost"] for each in reports),
+            loss=_mean_loss(reports),
+            phases=dict(phases),
+            bytes={
+                "weights": weights_bytes,
+                "gradients": sum(int(update["received"]) for update in updates),
+                "state": sum(int(update["state_bytes"]) for update in updates),
+                "shards": returned,
+                "files": sum(int(each["task"]["file_bytes"]) for each in reports),
+            },
+            extras=_mean_extras(reports),
+            tasks=[
+                *({"kind": "forward-backward", "partition": r["source"], **r["task"]} for r in reports),
+                *(
+                    {"kind": "parameter-sync", "shard": n, **update["task"]}
+                    for n, update in enumerate(updates)
+                ),
+                {"kind": "driver", "start": started, "seconds": seconds, "phases": dict(share)},
+            ],
             gradient=report.gradient if step.directives.gradient else None,
+            seconds=seconds,
             direct=result.direct,
         )
-        for index, (step, facts) in enumerate(zip(steps, report.steps, strict=True))
-    ]
+        found.append(outcome)
+    return found
 
 
 def within(phases: Mapping[str, float], seconds: float, rest: str) -> dict[str, float]:
@@ -135,50 +159,6 @@ def _phases(steps: Sequence[Mapping[str, Any]], share: Mapping[str, float]) -> d
     else:
         found = {**within(forward, share["job1"], "launch"), **within(updates, share["job2"], "shuffle")}
     return {**found, "broadcast": share["broadcast"]}
-
-
-def _outcome(
-    facts: Mapping[str, Any],
-    *,
-    started: float,
-    seconds: Mapping[str, float],
-    phases: Mapping[str, float],
-    moved: Mapping[str, int],
-    gradient: Array | None,
-    direct: bool,
-) -> Outcome:
-    """Add the reports of all partitions up."""
-    reports, updates = facts["reports"], facts["updates"]
-    other = [report["source"] for report in reports if report["other"]]
-    if other:
-        warnings.warn(other_values(other), UserWarning, stacklevel=2)
-    bytes_by_kind = {
-        "weights": moved["weights"],
-        "gradients": sum(int(update["received"]) for update in updates),
-        "state": sum(int(update["state_bytes"]) for update in updates),
-        "shards": moved["shards"],
-        "files": sum(int(report["task"]["file_bytes"]) for report in reports),
-    }
-    driver = {"kind": "driver", "start": started, "seconds": sum(seconds.values()), "phases": dict(seconds)}
-    tasks = [
-        *({"kind": "forward-backward", "partition": r["source"], **r["task"]} for r in reports),
-        *({"kind": "parameter-sync", "shard": n, **update["task"]} for n, update in enumerate(updates)),
-        driver,
-    ]
-    return Outcome(
-        samples=sum(report["rows"] for report in reports),
-        dropped=sum(report["dropped"] for report in reports),
-        taken={report["source"]: report["rows"] for report in reports if report["dropped"]},
-        lost=sum(report["lost"] for report in reports),
-        loss=_mean_loss(reports),
-        phases=dict(phases),
-        bytes=bytes_by_kind,
-        extras=_mean_extras(reports),
-        tasks=tasks,
-        gradient=gradient,
-        seconds=sum(seconds.values()),
-        direct=direct,
-    )
 
 
 def _mean_loss(reports: Sequence[Mapping[str, Any]]) -> float:

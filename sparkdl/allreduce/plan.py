@@ -16,12 +16,11 @@ from numpy.typing import NDArray
 
 from sparkdl.allreduce.messages import GroupReport, M, Message, Report, Shard, of_type
 from sparkdl.allreduce.shard_states import ShardStates
-from sparkdl.compute.forward_backward import Contribution, ForwardBackward
+from sparkdl.compute.forward_backward import Allowance, Contribution, ForwardBackward
 from sparkdl.compute.local_steps import InnerSteps
 from sparkdl.compute.spec import FitSpec
 from sparkdl.compute.start import Start
 from sparkdl.compute.stopwatch import Stopwatch
-from sparkdl.compute.stragglers import Allowance
 from sparkdl.compute.worker import Worker
 from sparkdl.data.sampler import EpochPlace
 from sparkdl.data.store.partition import Token
@@ -180,11 +179,11 @@ Send = ToRank | ToAll | ToOthers | ToSelf | ToDriver | Stay
 """What a phase yields. A rank sends another one two messages in a phase at most."""
 
 
-class Phase(Protocol):
-    """The work of a rank between two exchanges; pure, except for files on its executor."""
+Phase = Callable[[Participant, Inbox], Iterator[Send]]
+"""The work of a rank between two exchanges; pure, except for files on its executor.
 
-    def __call__(self, me: Participant, inbox: Inbox) -> Iterator[Send]:
-        """Yield messages to send; raises ProblemError, before the first, if the step cannot be completed."""
+It yields messages to send; raises ProblemError, before the first, if the step cannot be completed.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -222,7 +221,9 @@ class Plan(Protocol):
         """Return the phases of a group."""
 
     def conclude(self, messages: Sequence[Message], buffers: Array, counters: Array) -> GroupReport:
-        """Return the report of a completed group, given the buffers before it."""
+        """Return the report of a completed group, given the buffers before it; the first rank's."""
+        (report,) = of_type(messages, GroupReport)
+        return report
 
 
 LONGEST_GROUP = 2000

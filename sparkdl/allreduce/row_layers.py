@@ -76,16 +76,12 @@ class RowLayers:
 
 
 def pass_changed_rows(since: int, index: int, frames: Iterator[Buffer]) -> Iterator[Parts]:
-    """Pass on, of the rows that stay with a shard, those that have changed; a task has ``since`` given."""
+    """Pass on, of the rows that stay with a shard, those that have changed since so many iterations."""
     for data in frames:
         if is_of_rows(data):
-            yield changed_rows(data, since)
-
-
-def changed_rows(data: Buffer, since: int) -> Parts:
-    """Return the frame with those of a frame's rows that have changed since so many completed iterations."""
-    owned = OwnedRows.read(frame.unpack(data), False)
-    return messages.encode(OwnedRows({name: own.changed(since) for name, own in owned.tables.items()}))
+            owned = OwnedRows.read(frame.unpack(data), False)
+            changed = {name: own.changed(since) for name, own in owned.tables.items()}
+            yield messages.encode(OwnedRows(changed))
 
 
 def complete(layers: Sequence[ShardStates]) -> ShardStates:

@@ -60,13 +60,8 @@ def layer_kind(layer: int) -> str:
 
 def encode(frames: Sequence[Packed]) -> bytes:
     """Return the file of one shard's frames."""
-    return frame.join(laid_out(frames))
-
-
-def laid_out(frames: Sequence[Packed]) -> Parts:
-    """Return the parts of the file of one shard's frames; their arrays are not copied."""
     unpacked = map(frame.unpack, frames)
-    return list(parts_of((message.meta, message.arrays) for message in unpacked))
+    return b"".join(parts_of((message.meta, message.arrays) for message in unpacked))
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,16 +101,11 @@ def parts_of(messages: Iterable[_Message]) -> Iterator[Buffer]:
     for name, array in ordered:
         left = array.nbytes
         for block in array.blocks() if isinstance(array, Streamed) else [array]:
-            flat: Any = in_order(block).reshape(-1)
+            flat: Any = np.ascontiguousarray(block).reshape(-1)
             left -= flat.nbytes
             yield memoryview(flat).cast("B")
         if left:
             raise ValueError(f"array {name!r} is {left} bytes shorter than it was to be")
-
-
-def in_order(array: Array) -> Array:
-    """Return an array as safetensors can write it; one without dimensions stays so."""
-    return array if array.flags.c_contiguous else np.ascontiguousarray(array)
 
 
 def decode(data: bytes) -> list[bytes]:

@@ -31,7 +31,7 @@ class Weights:
         self._fetch = params if not isinstance(params, np.ndarray) else None
         self.buffers = buffers
         self.counters = counters
-        self._published: Published | None = None
+        self.published: Published | None = None  # what tasks may name, once there is a need
 
     @classmethod
     def of(cls, cluster: Cluster, snapshot: Snapshot) -> Weights:
@@ -53,20 +53,15 @@ class Weights:
 
     def publish(self) -> Published:
         """Make them available to tasks, once; raises TaskError if they cannot be fetched."""
-        if self._published is None:
+        if self.published is None:
             arrays = {"params": self.params, "buffers": self.buffers, "counters": self.counters}
-            self._published = self._cluster.publish(frame.pack({"kind": "weights"}, arrays))
-        return self._published
-
-    @property
-    def sent(self) -> Published | None:
-        """What tasks may name, if they were published."""
-        return self._published
+            self.published = self._cluster.publish(frame.pack({"kind": "weights"}, arrays))
+        return self.published
 
     def release(self) -> None:
         """Delete the published weights; call it only when no task can need them again."""
-        if self._published is not None:
-            self._published.release()
+        if self.published is not None:
+            self.published.release()
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +85,7 @@ class ModelState:
     @property
     def named(self) -> tuple[Published, ...]:
         """What the tasks that made ``persisted`` name."""
-        sent = None if self.outdated is None else self.outdated.sent
+        sent = None if self.outdated is None else self.outdated.published
         return (*([] if sent is None else [sent]), *self.seed)
 
     def release(self, cluster: Cluster) -> None:

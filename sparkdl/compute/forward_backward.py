@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,6 @@ from sparkdl.compute.problems import (
     ProblemError,
 )
 from sparkdl.compute.stopwatch import Stopwatch
-from sparkdl.compute.stragglers import Allowance
 from sparkdl.compute.worker import Worker
 from sparkdl.data.collate import Collate, collated
 from sparkdl.data.columns import Structure
@@ -50,6 +49,28 @@ class Contribution:
     own_state: Sequence[Parts] = ()  # the partition's own state after the step, without the residual
     lost: bool = False  # whether its own state was lost, so that it began with a fresh one
     other: bool = False  # whether its rows have other values than in the first build
+
+
+@dataclass(frozen=True, slots=True)
+class Allowance:
+    """The rows that tasks of one iteration may leave out."""
+
+    chunks: int  # pieces in which a task goes through its rows
+    # seconds after a task's start; later it begins no further piece. ``None`` for no deadline.
+    deadline: float | None = None
+    # for a replay, the rows that each partition took before, for partitions that left some out
+    taken: Mapping[int, int] = field(default_factory=dict)
+    most: float = 1.0  # largest share of all rows that may be missing
+
+    def size(self, rows: int) -> int:
+        """Return the rows of a piece."""
+        return max(1, -(-rows // self.chunks))
+
+    def ends(self, partition: int, done: int, seconds: float) -> bool:
+        """Return whether a task that has done some of its rows must leave out the others."""
+        if partition in self.taken:
+            return done >= self.taken[partition]
+        return self.deadline is not None and seconds > self.deadline
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +166,6 @@ class ForwardBackward:
         return rows, columns, batches
 
     def _check(self, token: store.Token) -> None:
-        """Check that the partition has the rows of its first build."""
         changed = self.manifest.problem(token)
         if changed is not None:
             rows, expected, reason = (changed[name] for name in ("rows", "expected", "error"))

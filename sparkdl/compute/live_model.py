@@ -10,10 +10,8 @@ is new or has to compute an earlier iteration again. What an executor lacks, the
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -47,11 +45,6 @@ class WeightChange:
     average: torch.Tensor | None  # averaged weights, if there are any
     reports: Sequence[bytes]  # reports of the group's iterations so far, in their order, as JSON
     gradient: Array | None = None  # its combined gradient, if the driver wants it
-
-    @property
-    def whole(self) -> bool:
-        """Whether it has the whole model, so that nothing need be known of the version before."""
-        return self.rows.is_whole
 
 
 class LiveModel:
@@ -143,7 +136,7 @@ class LiveModel:
         """Go on to a version."""
         self._set(None)
         if change.params is not None:
-            if change.whole and self._shares:
+            if change.rows.is_whole and self._shares:
                 self._module.load_params(change.params)
             else:
                 change.rows.put(change.params, self.weights.numpy())
@@ -170,7 +163,7 @@ def bring(
         return live
     change = read_change(spec, files, version)
     if live is None or not live.is_between(start, version):
-        if change is not None and change.whole:
+        if change is not None and change.rows.is_whole:  # nothing need be known of the version before
             live = _made_of(change, spec, module, version)
             if version == start.version:
                 live.reports = []  # they are of the group before
@@ -179,7 +172,7 @@ def bring(
         if base is None:
             raise ProblemError(LackingState(start.version.iteration, "the weights"))
         live = LiveModel(spec, module, start.version, *base)
-    if change is not None and change.whole:
+    if change is not None and change.rows.is_whole:
         live.apply(change, version)
     while live.version is not None and live.version != version:
         after = start.after(live.version.iteration - start.version.iteration + 1)
@@ -237,7 +230,7 @@ def read_change(spec: FitSpec, files: LocalStore, version: ModelVersion) -> Weig
         found["counters"],
         ShardOptimizer(spec.rule.optimizer, rows.packed, 0, rows.packed.numel, before),
         torch.from_numpy(np.array(frame.unpack(average[0]).arrays["params"])) if average else None,
-        frame.join(frame.parts(reports)).splitlines(),
+        frame.join(reports).splitlines(),
         np.array(found["gradient"]) if "gradient" in found else None,
     )
 
@@ -250,11 +243,6 @@ def write_base(live: LiveModel, files: LocalStore) -> None:
         if live.average is not None:
             states.append(_packed_average(live.average))
         files.write(live.version.name, [frame.pack({"kind": "weights"}, live.arrays), *states])
-
-
-def report(told: Mapping[str, Any]) -> bytes:
-    """Return the report of an iteration as bytes."""
-    return json.dumps(told, separators=(",", ":")).encode()
 
 
 def changes_to_keep(slots: int, *, rows: bool) -> int:

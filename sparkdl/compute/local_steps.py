@@ -92,7 +92,6 @@ def take_steps(
 
 
 def _mean(losses: list[BatchLoss]) -> BatchLoss:
-    """Return the mean over all steps."""
     weight = sum(result.weight for result in losses)
     divisor = sum(result.divisor for result in losses)
     loss = sum(result.loss * result.divisor for result in losses) / divisor if divisor else 0.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -73,31 +73,28 @@ def _counted(parts: Sequence[Ids]) -> Asked:
     return Asked(*np.unique(ids, return_counts=True))
 
 
-@dataclass(slots=True)
-class Lent:
-    """Rows that are in a module for one iteration."""
+Lent = Mapping[str, tuple[Ids, torch.Tensor]]
+"""By table, the ids that have a row, and the rows, which are in a module for one iteration."""
 
-    # by table, the ids that have a row, and the rows
-    leaves: dict[str, tuple[Ids, torch.Tensor]] = field(default_factory=dict)
 
-    def gradients(self) -> Mapping[str, RowGradient]:
-        """Return the gradients of tables that have one."""
-        # Added to zero, as those of parameters are: a negative zero becomes a zero.
-        return {
-            name: RowGradient(ids, (leaf.grad + 0.0).cpu().numpy())
-            for name, (ids, leaf) in self.leaves.items()
-            if leaf.grad is not None
-        }
+def gradients_of(lent: Lent) -> Mapping[str, RowGradient]:
+    """Return the gradients of tables that have one."""
+    # Added to zero, as those of parameters are: a negative zero becomes a zero.
+    return {
+        name: RowGradient(ids, (leaf.grad + 0.0).cpu().numpy())
+        for name, (ids, leaf) in lent.items()
+        if leaf.grad is not None
+    }
 
 
 @contextmanager
 def lending(worker: Worker, found: Mapping[str, Sequence[Found]]) -> Iterator[Lent]:
     """Let the module replica of this process take the rows of an iteration for its own, for a while."""
-    lent = Lent()
+    lent: dict[str, tuple[Ids, torch.Tensor]] = {}
     with ExitStack() as reading:
         for name, table in embedding_variables(worker.replica.module).items():
             given, ids = _given(table, found.get(name, ()))
-            lent.leaves[name] = ids, given.rows
+            lent[name] = ids, given.rows
             reading.enter_context(table.reading(given))
         yield lent
 

@@ -19,9 +19,6 @@ from sparkdl.wire import frame
 from sparkdl.wire.frame import Frame, Parts
 from sparkdl.wire.held import Held, held_frame
 
-FOLDER = "partitions"
-"""Folder of these files among those of a fit."""
-
 
 @dataclass(frozen=True, slots=True)
 class PartitionState:

@@ -47,8 +47,3 @@ class RowOwner:
         for name, changed in entries.items():
             self.tables[name].put(changed)
         self.figures, self.seconds, self.at = figures, {}, at
-
-
-def first_entries(variable: EmbeddingVariable, rank: int, ranks: int) -> Entries:
-    """Return the entries of a module's own store that a rank owns."""
-    return variable.store.entries().of_owner(rank, ranks).without_state()

@@ -10,7 +10,7 @@ from sparkdl.access.base import BytesRef
 from sparkdl.compute.local_store import LocalStore, decode
 from sparkdl.data.store.manifest import Manifest
 from sparkdl.wire import frame
-from sparkdl.wire.frame import Frame, Packed
+from sparkdl.wire.frame import Frame
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +92,4 @@ class Start:
 
     def seed_of(self, shard: int) -> Iterator[Frame]:
         """Read the state of a shard, to be overwritten."""
-        return (frame.unpack(data, writable=True) for data in _decoded(self.seed[shard].read(once=True)))
-
-
-def _decoded(packed: Packed) -> Iterator[Packed]:
-    whole = packed if not isinstance(packed, list) else frame.join(packed)
-    yield from decode(whole)
+        return (frame.unpack(data, writable=True) for data in decode(self.seed[shard].read(once=True)))

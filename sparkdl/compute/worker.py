@@ -23,7 +23,6 @@ from sparkdl.compute.dependence import Lookout
 from sparkdl.compute.live_model import LiveModel
 from sparkdl.compute.local_store import LocalStore, fit_folder
 from sparkdl.compute.memory import exempt_objects, keep_freed_memory, trim_memory
-from sparkdl.compute.partition_state import FOLDER
 from sparkdl.compute.row_owner import RowOwner
 from sparkdl.compute.spec import FitSpec
 from sparkdl.keyed.memory import RowMemory
@@ -111,12 +110,6 @@ class Worker:
         with self.files.holding(), self.partition_files.holding():
             yield
 
-    def delete_files(self) -> None:
-        """Delete what tasks have left on this executor."""
-        self.files.delete()
-        self.partition_files.delete()
-        self.row_files.delete()
-
 
 @dataclass(frozen=True, slots=True)
 class FitRef:
@@ -173,7 +166,7 @@ def stores_in(folder: str) -> tuple[LocalStore, LocalStore, LocalStore]:
 
     The second is never in memory, for it should outlive the process; the third has in memory another form.
     """
-    model, partitions, rows = (LocalStore(f"{folder}/{name}") for name in ("model", FOLDER, ROWS))
+    model, partitions, rows = (LocalStore(f"{folder}/{name}") for name in ("model", "partitions", "rows"))
     return model, partitions, rows
 
 
@@ -188,7 +181,6 @@ def _stores(fit_id: str) -> tuple[LocalStore, LocalStore, LocalStore]:
 
 _workers: OrderedDict[str, Worker] = OrderedDict()
 _files: OrderedDict[str, tuple[LocalStore, LocalStore, LocalStore]] = OrderedDict()
-ROWS = "rows"
 _MAX_STORES = 16
 _TASKS_UNTIL_SETTLED = 6
 _TASKS_UNTIL_TRIMMED = 64

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparkdl.keyed.mix import Ids, owners
-from sparkdl.wire.frame import Array
+from sparkdl.wire.frame import Array, under
 
 _OWN = ("ids", "counts", "last", "admitted", "gone", "gone_at")
 _PAGES = "pages."
@@ -140,8 +140,7 @@ class Entries:
     @classmethod
     def read(cls, arrays: Mapping[str, Array], prefix: str, values: Mapping[str, Any]) -> Entries:
         """Read what :meth:`arrays` and :attr:`values` returned."""
-        column = f"{prefix}column."
-        columns = {name.removeprefix(column): a for name, a in arrays.items() if name.startswith(column)}
+        columns = under(f"{prefix}column.", arrays)
         found = {name: arrays.get(f"{prefix}{name}") for name in _OWN}
         # Frames of earlier releases have no evictions: what has changed since cannot be told from them.
         own: dict[str, Any] = {name: array for name, array in found.items() if array is not None}

@@ -6,9 +6,12 @@ import contextlib
 import os
 import weakref
 from collections.abc import Iterable, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from sparkdl.wire.arrays import Mapped, Records
+
+if TYPE_CHECKING:
+    from sparkdl.keyed.tiers import TieredStore
 
 _MAPPED_SHARE = 16  # one part in so many of the memory is for pages of files that are mapped
 _LEAST_SHARE = 8  # one part in so many is for hot entries in any case
@@ -18,13 +21,6 @@ _SEGMENT_SHARE, _LEAST_SEGMENT, _SEGMENT_BYTES = 256, 16, 1 << 20
 """One part in so many is for a segment of a file while it is cleaned; records and bytes that it has."""
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
-
-
-class Holder(Protocol):
-    """What has a share of the memory."""
-
-    def hold(self, nbytes: int) -> None:
-        """Have at most so many bytes from now on."""
 
 
 class RowMemory:
@@ -41,7 +37,7 @@ class RowMemory:
         self._folders = folders
         self._made = 0
         self._files: weakref.WeakSet[Mapped] = weakref.WeakSet()
-        self._wanted: weakref.WeakKeyDictionary[Holder, tuple[int, int]] = weakref.WeakKeyDictionary()
+        self._wanted: weakref.WeakKeyDictionary[TieredStore, tuple[int, int]] = weakref.WeakKeyDictionary()
         self._before = _mapped_bytes()
 
     @property
@@ -66,7 +62,7 @@ class RowMemory:
         os.makedirs(folder, exist_ok=True)
         return folder
 
-    def ask(self, holder: Holder, nbytes: int, beside: int = 0) -> int:
+    def ask(self, holder: TieredStore, nbytes: int, beside: int = 0) -> int:
         """Return how many of so many wanted bytes a holder gets.
 
         Nobody gets more than is wanted, and those that get less get as much as each other. Others may have
@@ -79,11 +75,11 @@ class RowMemory:
                 other.hold(min(wanted, most))
         return min(nbytes, most)
 
-    def beside(self, holder: Holder) -> int:
+    def beside(self, holder: TieredStore) -> int:
         """Return what a holder has said that it takes in any case."""
         return self._wanted.get(holder, (0, 0))[1]
 
-    def forget(self, holder: Holder) -> None:
+    def forget(self, holder: TieredStore) -> None:
         """Give a holder's share to the others, when they ask next."""
         self._wanted.pop(holder, None)
 

@@ -57,11 +57,6 @@ class TieredStore:
         """Return how many entries there are."""
         return self._size
 
-    @property
-    def held(self) -> int:
-        """How many records are in memory."""
-        return self._hot.held
-
     def is_held(self, numbers: Places) -> NDArray[np.bool_]:
         """Return which entries are in memory."""
         held: NDArray[np.bool_] = self._where.values[numbers] >= 0
@@ -305,7 +300,6 @@ class TieredStore:
         where[before] = ~to
 
     def _put(self, places: Numbers, numbers: Places, records: Array) -> None:
-        """Write records to memory."""
         self._hot.put(places, numbers, records)
         self._where.values[numbers] = places
 

@@ -293,7 +293,6 @@ class Publisher:
         return alone_in(self._root) if self._store.local else nullcontext()
 
     def _point(self, current: Current) -> None:
-        """Replace ``current.json`` at once."""
         self._replace(POINTER, current.to_json())
 
     def _replace(self, name: str, data: bytes) -> None:
@@ -371,8 +370,6 @@ class Publisher:
 
 @dataclass(frozen=True, slots=True)
 class _Published:
-    """A version that this program has published."""
-
     identity: Identity
     changes: tuple[ChangesFile, ...]
     shapes: dict[str, tuple[int, ...]]

@@ -22,8 +22,7 @@ from sparkdl.data.dataset import Dataset
 from sparkdl.data.schema import check_dataframe, is_frame, is_pandas, plan_dataframe
 from sparkdl.exceptions import ConfigError, DataError
 from sparkdl.online.absent import explained
-from sparkdl.online.commit import Commit, begun, continued, ledger_of
-from sparkdl.online.ledger import Ledger
+from sparkdl.online.commit import Commit, Ledger, begun, continued, ledger_of
 from sparkdl.online.publisher import Publisher
 from sparkdl.online.query import OnlineQuery
 from sparkdl.saved.identity import Identity, identity_of

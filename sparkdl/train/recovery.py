@@ -22,7 +22,7 @@ from sparkdl.allreduce.plan import Step
 from sparkdl.allreduce.row_layers import complete, stacked
 from sparkdl.allreduce.shard_states import ShardStates, Snapshot
 from sparkdl.allreduce.state import ModelState
-from sparkdl.compute.stragglers import Allowance
+from sparkdl.compute.forward_backward import Allowance
 from sparkdl.exceptions import TaskError
 from sparkdl.keyed.entries import Entries
 from sparkdl.train.interrupt import raise_if_stopped

@@ -16,7 +16,7 @@ import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +27,8 @@ Parts = list[Buffer]
 Packed = Buffer | Parts
 """A packed frame: bytes as received, or a list of buffers."""
 Array = NDArray[Any]
+
+T = TypeVar("T")
 
 _ALIGN = 64
 _LENGTH = struct.Struct("<I")
@@ -156,11 +158,11 @@ def parts(packed: Packed) -> Parts:
     return packed if isinstance(packed, list) else [packed]
 
 
-def join(parts: Parts) -> bytes:
-    """Concatenate a packed frame into one ``bytes`` (copies)."""
-    return b"".join(parts)
+def join(packed: Packed) -> bytes:
+    """Return a packed frame as one ``bytes``; all else than ``bytes`` is copied."""
+    return b"".join(parts(packed))
 
 
-def under(prefix: str, arrays: Mapping[str, Array]) -> dict[str, Array]:
-    """Return the arrays whose names begin with a prefix, without it."""
-    return {name.removeprefix(prefix): a for name, a in arrays.items() if name.startswith(prefix)}
+def under(prefix: str, named: Mapping[str, T]) -> dict[str, T]:
+    """Return what has a name that begins with a prefix, by the rest of the name."""
+    return {name.removeprefix(prefix): own for name, own in named.items() if name.startswith(prefix)}

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from sparkdl.wire.frame import Array
+from sparkdl.wire.frame import Array, under
 from sparkdl.wire.layout import ParamLayout, TensorPlace, lay_out
 
 Indices = NDArray[np.integer]
@@ -42,8 +42,7 @@ class TouchedRows:
     @classmethod
     def read(cls, layout: ParamLayout, arrays: Mapping[str, Array]) -> TouchedRows:
         """Read what :attr:`arrays` has put among the arrays of a frame."""
-        prefix = len(_PREFIX)
-        return cls(layout, {int(n[prefix:]): a for n, a in arrays.items() if n.startswith(_PREFIX)})
+        return cls(layout, {int(index): rows for index, rows in under(_PREFIX, arrays).items()})
 
     @staticmethod
     def names(name: str) -> bool:

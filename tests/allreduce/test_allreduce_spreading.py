@@ -12,10 +12,9 @@ import pytest
 
 from sparkdl.access.stages import Host
 from sparkdl.allreduce import messages
-from sparkdl.allreduce.cluster import in_excess
+from sparkdl.allreduce.cluster import Spreading, in_excess
 from sparkdl.allreduce.messages import Problems
 from sparkdl.allreduce.plan import LONGEST_GROUP
-from sparkdl.allreduce.spreading import Spreading
 from sparkdl.allreduce.transport.base import Group, GroupResult
 from sparkdl.allreduce.transport.direct import transport
 from sparkdl.allreduce.transport.direct.peer import Peer

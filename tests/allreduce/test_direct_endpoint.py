@@ -17,7 +17,7 @@ from sparkdl.allreduce.transport.direct import endpoint
 from sparkdl.allreduce.transport.direct.endpoint import Endpoint, close_endpoint, endpoint_of
 from sparkdl.allreduce.transport.direct.handshake import Handshake
 from sparkdl.allreduce.transport.direct.mesh import Mesh
-from sparkdl.allreduce.transport.direct.peer import LostPeerError, Peer, new_id, own_address
+from sparkdl.allreduce.transport.direct.peer import LostPeerError, Peer, own_address
 
 
 @pytest.fixture(autouse=True)
@@ -203,7 +203,10 @@ def test_a_member_that_lives_may_come_late(stack: ExitStack) -> None:
 
 def test_an_address_that_leads_nowhere(stack: ExitStack) -> None:
     (one,) = some(stack, 1)
-    nowhere = [Peer(new_id(), "::1" if socket.has_ipv6 else HOST, 1), Peer(new_id(), "255.255.255.255", 9)]
+    nowhere = [
+        Peer(bytes(16), "::1" if socket.has_ipv6 else HOST, 1),
+        Peer(bytes(15) + b"x", "255.255.255.255", 9),
+    ]
     with pytest.raises(LostPeerError):
         one.meet(1, [0], 3, nowhere, 0.3)
 

@@ -33,8 +33,7 @@ from sparkdl import Dataset, Trainer, session
 from sparkdl._spark.frames import do_once
 from sparkdl._spark.jobs import FrameJobs
 from sparkdl.access import access_to
-from sparkdl.allreduce.cluster import Cluster
-from sparkdl.allreduce.spreading import Spreading
+from sparkdl.allreduce.cluster import Cluster, Spreading
 from sparkdl.data.store.partition import Token
 from sparkdl.data.streams import Dealt
 from sparkdl.optim import LAMB, ClipByNorm

@@ -100,7 +100,7 @@ def test_what_is_used_often_stays_in_memory(tmp_path: Path) -> None:
     for _ in range(50):
         own.number(ids[often])
         own.number(ids[np.unique(random.integers(900, 2000, 60))])
-    assert 300 < own.held < 1000
+    assert 300 < own._hot.held < 1000
     assert own.is_held(often).mean() > 0.95
     assert own.read(np.arange(2000))[ROW].tobytes() == rows.tobytes()
 
@@ -112,11 +112,11 @@ def test_the_bound_has_index_and_batch_in_it(tmp_path: Path) -> None:
         own.number(numbered(first, 100)[0])
     index = 5 * len(own._index._numbers) + 4 * len(own._where.values) + 4 * len(own._last.values)
     assert index < 22 * 8000
-    held = own.held * own._hot.nbytes
+    held = own._hot.held * own._hot.nbytes
     assert 0.6 * 400_000 < held + index + 4 * own._batch * own._record < 400_000
-    before = own.held
+    before = own._hot.held
     own.number(numbered(0, 500)[0])  # a larger batch leaves less for what is held
-    assert own.held < before
+    assert own._hot.held < before
     small = shared.ask(tiered(tmp_path), 100, 10**9)  # the index of another table is larger than the bound
     assert small == 100
     assert shared.hot_bytes == 50_000
@@ -128,14 +128,14 @@ def test_tables_share_memory_by_what_they_need(tmp_path: Path) -> None:
     large.number(numbered(0, 1000)[0])
     for first in range(0, 5000, 100):
         large.number(numbered(first, 100)[0])
-    before = large.held
+    before = large._hot.held
     small.number(numbered(0, 10)[0])
     for first in range(0, 5000, 1000):
         late.number(numbered(first, 1000)[0])
-    assert small.held == 10
-    assert large.held < before
-    assert abs(large.held - late.held) < 100
-    assert (large.held + small.held + late.held) * large._record <= shared.hot_bytes
+    assert small._hot.held == 10
+    assert large._hot.held < before
+    assert abs(large._hot.held - late._hot.held) < 100
+    assert (large._hot.held + small._hot.held + late._hot.held) * large._record <= shared.hot_bytes
 
 
 def test_places_that_are_free_are_used_again(tmp_path: Path) -> None:

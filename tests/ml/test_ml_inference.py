@@ -15,7 +15,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 from torch import nn
 
-from sparkdl.access import classic_models
+from sparkdl.access import models as access_models
 from sparkdl.access.models import Inline
 from sparkdl.data.columns import Column, ColumnPlan, Structure, structure_of
 from sparkdl.exceptions import ConfigError, DataError, ModelError, SerializationError
@@ -480,10 +480,10 @@ def test_building_a_transform_runs_no_job_and_reuses_the_broadcast(spark, linear
     before = set(tracker.getJobIdsForGroup())
     wanted = Inference(module=linear, inputs="vector", outputs=PREDICTION, handle_invalid="skip")
     apply(df, wanted)
-    shipped = list(classic_models._broadcasts)
+    shipped = list(access_models._broadcasts)
     apply(df, wanted).select("prediction").schema  # noqa: B018
     assert set(tracker.getJobIdsForGroup()) == before
-    assert list(classic_models._broadcasts) == shipped
+    assert list(access_models._broadcasts) == shipped
 
 
 def test_a_changed_module_is_sent_again(spark):

@@ -23,7 +23,7 @@ from support.models import Everything
 from torch import Tensor, nn
 
 import sparkdl.ml
-from sparkdl.access.classic_models import ClassicModels
+from sparkdl.access.models import ClassicModels
 from sparkdl.exceptions import ConfigError, SerializationError
 from sparkdl.ml import (
     TorchClassificationModel,

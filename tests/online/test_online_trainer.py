@@ -23,7 +23,7 @@ from sparkdl.data import Pad, sampler
 from sparkdl.exceptions import ConfigError, DataError
 from sparkdl.ml import TorchModel
 from sparkdl.online import OnlineTrainer, Publisher
-from sparkdl.online.ledger import Ledger
+from sparkdl.online.commit import Ledger
 from sparkdl.serve import Predictor
 from sparkdl.train import Checkpoint, Hook, MaxEpoch, MaxIteration
 

@@ -25,7 +25,6 @@ MODULES = (
     "pyspark.ml",
     "pyspark.worker",
     "sparkdl.access.classic",
-    "sparkdl.access.classic_models",
     "sparkdl.ml",
     "sparkdl.ml.stages.scorer",
     "sparkdl.ml.stages.tabular_fit",

@@ -216,7 +216,9 @@ class InProcessTransport:
         if faults.draw(faults.move):
             place = faults.random.randrange(len(self._sites))
         if faults.draw(faults.lose) or self.performed in faults.lose_at:
-            self._sites[place].delete_files()
+            site = self._sites[place]
+            for files in (site.files, site.partition_files, site.row_files):
+                files.delete()
             self._sites[place] = self._make[place]()
         lost = faults.draw(faults.lose_rows) or self.performed in faults.lose_rows_at
         if lost and rank < len(self.tokens):

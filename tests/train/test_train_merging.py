@@ -105,7 +105,7 @@ def write(path: Path, layers: list[ShardStates]) -> dict[str, str]:
     """Write the files of shards, in layers of which the oldest comes first."""
     path.mkdir(exist_ok=True)
     return {
-        name: shard_files.write_whole(str(path / name), shard_files.laid_out(frames))
+        name: shard_files.write_whole(str(path / name), [shard_files.encode(frames)])
         for layer, kept in enumerate(reversed(layers))
         for n, frames in enumerate(kept)
         for name in [shard_files.name_of(n, len(kept), shard_files.layer_kind(layer))]

@@ -21,13 +21,13 @@ from sparkdl import session
 from sparkdl._spark.errors import is_job_failure
 from sparkdl._spark.frames import Task
 from sparkdl.access.base import Access, BytesRef, Published
-from sparkdl.access.connect.chain import ConnectChain, OnDriver, OnExecutors, numbered, whole
+from sparkdl.access.connect.chain import ConnectChain, OnDriver, OnExecutors
 from sparkdl.access.connect.files import new_files, send_files
-from sparkdl.access.connect.keeping import Keeping, is_lost
-from sparkdl.access.connect.rows import ConnectFrames, by_key
+from sparkdl.access.connect.rows import ConnectFrames, Keeping, by_key, is_lost
 from sparkdl.access.connect.tasks import ARROW_SCHEMA, SCHEMA, ArrowTask, TaskSpec, Written, in_batches
 from sparkdl.exceptions import ConfigError
 from sparkdl.session import Executors
+from sparkdl.wire import frame
 from sparkdl.wire.frame import Parts
 from sparkdl.wire.pieces import HEAD, joined, pieces_of
 from sparkdl.wire.private import local_folders
@@ -152,7 +152,7 @@ class ConnectAccess(Access):
         ref = new_files(len(data))
         sent = Published(ref, delete=partial(self._released.extend, ref.names))
         try:
-            send_files(ref, data, partial(self.spark.addArtifacts, file=True))
+            send_files(self.spark, ref, data)
         except BaseException:
             sent.release()
             raise
@@ -171,9 +171,9 @@ class ConnectAccess(Access):
     def scattered(self, pieces: Iterable[tuple[int, bytes | Parts]], partitions: int) -> ConnectFrames:
         """Return frames of the driver in so many partitions."""
         rows = [
-            (to, whole(piece))
+            (to, frame.join(piece))
             for number, (to, data) in enumerate(pieces)
-            for piece in pieces_of(number, 0, whole(data), 1 << 30)
+            for piece in pieces_of(number, 0, data, 1 << 30)
         ]
         table = pa.Table.from_batches(in_batches(rows), ARROW_SCHEMA)
 
@@ -193,7 +193,7 @@ class ConnectAccess(Access):
 
     def collect(self, frames: ConnectFrames) -> list[bytes]:
         """Run a job and return its frames."""
-        found = [whole(data) for data in joined(piece for _, _, piece in self.rows_of(frames))]
+        found = list(map(frame.join, joined(piece for _, _, piece in self.rows_of(frames))))
         frames.collected = found
         return found
 
@@ -220,7 +220,7 @@ class ConnectAccess(Access):
         tasks = offered.count * max(times, offered.tasks)
         job = ArrowTask(TaskSpec(partial(_linger, task), reads=False, unlink=self.outdated))
         df = self.spark.range(0, tasks, 1, tasks).mapInArrow(job, SCHEMA)
-        return [whole(data) for data in joined(self._pieces(df))]
+        return list(map(frame.join, joined(self._pieces(df))))
 
     def chain(self, tokens: ConnectFrames, ranks: int, profile: Any) -> ConnectChain:
         """Return what runs groups over a partition store."""
@@ -270,7 +270,10 @@ class ConnectAccess(Access):
 
     def keep(self, pieces: Iterable[tuple[int, bytes | Parts]], shards: int, shard_bytes: int) -> OnDriver:
         """Keep pieces on the driver until the next group takes them along."""
-        return OnDriver(numbered(pieces, shards))
+        kept: list[list[bytes]] = [[] for _ in range(shards)]
+        for shard, piece in pieces:
+            kept[shard].append(frame.join(piece))
+        return OnDriver(kept)
 
     @contextmanager
     def _batches_of(self, frames: ConnectFrames) -> Iterator[None]:

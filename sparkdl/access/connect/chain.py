@@ -3,40 +3,32 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import DataFrame
 
 from sparkdl._spark.errors import tolerated
 from sparkdl._spark.frames import Task
-from sparkdl.access.base import Access
 from sparkdl.access.connect.files import KeptFile
 from sparkdl.access.connect.rows import ConnectFrames, by_key
 from sparkdl.access.connect.tasks import LOST, SCHEMA, ArrowTask, Round, TaskSpec, leaving, over_kept
 from sparkdl.access.in_pieces import RESULT, ChainTask, per_round
 from sparkdl.exceptions import TaskError
+from sparkdl.wire import frame
 from sparkdl.wire.frame import Buffer
 from sparkdl.wire.pieces import PIECE_BYTES, joined
+
+if TYPE_CHECKING:
+    from sparkdl.access.connect.access import ConnectAccess
 
 Row = tuple[int, int, bytes]
 """Key, source and piece of a frame."""
 
 _ATTEMPTS = 3  # so often the files of a group are looked for: a task may run elsewhere once
-
-
-class Runs(Access, Protocol):
-    """Access that chains need: :class:`sparkdl.access.connect.access.ConnectAccess`."""
-
-    @property
-    def outdated(self) -> Sequence[str]:
-        """Names of the files that tasks may delete."""
-
-    def rows_of(self, frames: ConnectFrames) -> list[Row]:
-        """Run a job and return the key, the source and the piece of each row."""
 
 
 @dataclass(eq=False, slots=True)
@@ -69,7 +61,9 @@ class OnDriver:
 
     def run(self, task: Task) -> list[bytes]:
         """Run a task over the pieces of each shard, here."""
-        return [whole(data) for shard, pieces in enumerate(self.pieces) for data in task(shard, iter(pieces))]
+        return [
+            frame.join(data) for shard, pieces in enumerate(self.pieces) for data in task(shard, iter(pieces))
+        ]
 
     def release(self) -> None:
         """Do nothing."""
@@ -79,7 +73,7 @@ class OnDriver:
 class ConnectChain:
     """Runs groups over a partition store; see :class:`sparkdl.access.base.Chain`."""
 
-    access: Runs  # the cluster
+    access: ConnectAccess  # the cluster
     tokens: ConnectFrames  # of the partition store
     ranks: int  # how many there are
     profile: Any  # resource profile of the tasks
@@ -182,16 +176,3 @@ class ConnectChain:
 
 def _passed(made: ConnectFrames, some: Round) -> DataFrame:
     return made.df.mapInArrow(some, SCHEMA)
-
-
-def whole(data: Any) -> bytes:
-    """Return a frame, or a piece of one, as one piece of memory."""
-    return b"".join(data) if isinstance(data, list) else bytes(data)
-
-
-def numbered(pieces: Iterable[tuple[int, Any]], shards: int) -> list[list[bytes]]:
-    """Return pieces by shard."""
-    found: list[list[bytes]] = [[] for _ in range(shards)]
-    for shard, piece in pieces:
-        found[shard].append(whole(piece))
-    return found

@@ -15,11 +15,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 from sparkdl.access.base import BytesRef
 from sparkdl.wire.frame import Parts, size
 from sparkdl.wire.private import local_folders, make_folder, opener
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 _ROOT = "sparkdl-kept"
 _LENGTH = struct.Struct("<q")
@@ -59,14 +62,14 @@ def new_files(nbytes: int, made: str | None = None) -> FileRef:
     return FileRef(None, names=tuple(f"sparkdl-{made}-{n}.bin" for n in range(-(-nbytes // FILE_BYTES))))
 
 
-def send_files(ref: FileRef, data: bytes | bytearray, send: Callable[[str], None]) -> None:
+def send_files(spark: SparkSession, ref: FileRef, data: bytes | bytearray) -> None:
     """Send bytes file by file; each exists on this machine only while it is sent."""
     with tempfile.TemporaryDirectory(prefix="sparkdl-") as folder:
         for number, name in enumerate(ref.names):
             path = Path(folder, name)
             with open(path, "xb", opener=opener) as file:
                 file.write(memoryview(data)[number * FILE_BYTES : (number + 1) * FILE_BYTES])
-            send(str(path))
+            spark.addArtifacts(str(path), file=True)
             path.unlink()
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass
-from functools import partial
 from weakref import WeakKeyDictionary
 
 from pyspark.sql import DataFrame, SparkSession
@@ -57,6 +56,6 @@ class ConnectModels:
         with _lock:
             known = _sent.setdefault(self.spark, set())
             if digest not in known:
-                send_files(ref, data, partial(self.spark.addArtifacts, file=True))
+                send_files(self.spark, ref, data)
                 known.add(digest)
         return InFiles(digest, ref)

@@ -10,13 +10,15 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain, repeat
 from typing import Any
 
 import cloudpickle
 import pyarrow as pa
 
-from sparkdl._spark.frames import Task, keyed_by
+from sparkdl._spark.frames import Task, pairs_of
 from sparkdl._spark.processes import is_ending
+from sparkdl._spark.tasks import partition_id
 from sparkdl.access.connect.files import KeptFile, sent_file
 from sparkdl.access.in_pieces import RESULT
 from sparkdl.wire import frame
@@ -66,9 +68,9 @@ class ArrowTask:
             with suppress(OSError):
                 os.unlink(sent_file(name))
         arriving = iter(batches)
-        frames = _frames(arriving) if job.reads else iter(())
-        found = job.task(partition, _after(job.first[partition : partition + 1], frames))
-        yield from in_batches(_rows(partition, found, keyed=job.keyed))
+        frames: Iterator[Any] = _frames(arriving) if job.reads else iter(())
+        found = job.task(partition, chain(job.first[partition : partition + 1], frames))
+        yield from in_batches(_rows(partition, pairs_of(found) if job.keyed else _for_driver(found)))
         if not is_ending():  # a task that leaves input unread loses its Python process
             deque(arriving, maxlen=0)
 
@@ -82,7 +84,7 @@ class Written:
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Run the function over a partition."""
         tokens = (token for batch in self.write(batches) for token in batch.column("token").to_pylist())
-        yield from in_batches(_rows(partition_id(), tokens, keyed=False))
+        yield from in_batches(_rows(partition_id(), _for_driver(tokens)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,33 +106,18 @@ class Round:
             begin = end
 
 
-def partition_id() -> int:
-    """Return the number of this task's partition."""
-    from pyspark import TaskContext
-
-    context = TaskContext.get()
-    assert context is not None
-    return int(context.partitionId())
-
-
-def _after(first: Sequence[bytes], frames: Iterator[Buffer]) -> Iterator[Any]:
-    yield from first
-    yield from frames
-
-
 def _frames(batches: Iterator[pa.RecordBatch]) -> Iterator[Buffer]:
     return joined(piece for batch in batches for piece in batch.column("frame").to_pylist())
 
 
-def _rows(source: int, frames: Iterable[bytes | Parts], *, keyed: bool) -> Iterator[Row]:
+def _for_driver(frames: Iterable[bytes | Parts]) -> Iterator[tuple[int, bytes | Parts]]:
+    return zip(repeat(RESULT), frames, strict=False)
+
+
+def _rows(source: int, frames: Iterable[tuple[int, bytes | Parts]]) -> Iterator[Row]:
     """Yield the pieces of frames, each after its frame's key."""
     numbers: Counter[int] = Counter()
-    stream = iter(frames)
-    for found in stream:
-        to, data = RESULT, found
-        if keyed:
-            assert isinstance(found, bytes)
-            to, data = keyed_by(found), next(stream)
+    for to, data in frames:
         number = numbers[to]
         numbers[to] += 1
         for piece in pieces_of(source, number, data, _PIECE_BYTES):
@@ -165,24 +152,17 @@ def leaving(
 ) -> Iterator[bytes | Parts]:
     """Run the task of a chain's only stage: frames for the driver are sent, the others stay in the file."""
     if file is None:
-        yield from (data for to, data in _pairs(task(partition, frames)) if to == RESULT)
+        yield from (data for to, data in pairs_of(task(partition, frames)) if to == RESULT)
         return
     with file.writing(partition) as write:
         number = 0
-        for to, data in _pairs(task(partition, frames)):
+        for to, data in pairs_of(task(partition, frames)):
             if to == RESULT:
                 yield data
                 continue
             for piece in pieces_of(partition, number, data, _PIECE_BYTES):
                 write(piece)
             number += 1
-
-
-def _pairs(frames: Iterable[bytes | Parts]) -> Iterator[tuple[int, bytes | Parts]]:
-    stream = iter(frames)
-    for to in stream:
-        assert isinstance(to, bytes)
-        yield keyed_by(to), next(stream)
 
 
 def over_kept(task: Task, file: KeptFile, partition: int, frames: Iterator[Any]) -> Iterator[bytes | Parts]:

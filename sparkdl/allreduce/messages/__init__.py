@@ -49,6 +49,7 @@ __all__ = [
     "WantedRows",
     "decode",
     "encode",
+    "first_of",
     "nbytes",
     "of_type",
     "opened",
@@ -119,6 +120,11 @@ def opened(messages: Iterable[Message]) -> Iterator[Message]:
 def of_type(messages: Iterable[Message], wanted: type[M]) -> list[M]:
     """Return the messages of one type."""
     return [message for message in messages if isinstance(message, wanted)]
+
+
+def first_of(messages: Iterable[Message], wanted: type[M]) -> M | None:
+    """Return the first message of one type, if there is one."""
+    return next(iter(of_type(messages, wanted)), None)
 
 
 def nbytes(messages: Iterable[Message]) -> int:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar, TypeVar
 
 from sparkdl.compute.lookup import Asked, Found, RowGradient
 from sparkdl.keyed.entries import Entries
 from sparkdl.wire.frame import Array, Frame
+
+Part = TypeVar("Part", Asked, Found, RowGradient)
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,13 +23,13 @@ class WantedRows:
 
     def frame(self) -> Frame:
         """Return the message as a frame."""
-        parts = {name: {"ids": asked.ids, "counts": asked.counts} for name, asked in self.tables.items()}
-        return Frame({"kind": self.kind, "source": self.source, "tables": list(parts)}, _flat(parts))
+        meta = {"kind": self.kind, "source": self.source, "tables": list(self.tables)}
+        return Frame(meta, _flat(self.tables))
 
     @classmethod
     def read(cls, message: Frame, mine: bool) -> WantedRows:
         """Read what :meth:`frame` returned."""
-        return cls(message.meta["source"], {name: Asked(**arrays) for name, arrays in _by_table(message)})
+        return cls(message.meta["source"], _by_table(message, Asked))
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,18 +44,13 @@ class FoundRows:
 
     def frame(self) -> Frame:
         """Return the message as a frame."""
-        parts = {
-            name: {"ids": found.ids, "admitted": found.admitted, "rows": found.rows}
-            for name, found in self.tables.items()
-        }
-        meta = {"kind": self.kind, "tables": list(parts), "figures": self.figures, "seconds": self.seconds}
-        return Frame(meta, _flat(parts))
+        meta = {"kind": self.kind, "tables": list(self.tables)}
+        return Frame({**meta, "figures": self.figures, "seconds": self.seconds}, _flat(self.tables))
 
     @classmethod
     def read(cls, message: Frame, mine: bool) -> FoundRows:
         """Read what :meth:`frame` returned."""
-        tables = {name: Found(**arrays) for name, arrays in _by_table(message)}
-        return cls(tables, message.meta["figures"], message.meta["seconds"])
+        return cls(_by_table(message, Found), message.meta["figures"], message.meta["seconds"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,15 +65,13 @@ class RowGradients:
 
     def frame(self) -> Frame:
         """Return the message as a frame."""
-        parts = {name: {"ids": own.ids, "values": own.values} for name, own in self.tables.items()}
-        meta = {"kind": self.kind, "source": self.source, "weight": self.weight, "tables": list(parts)}
-        return Frame(meta, _flat(parts))
+        meta = {"kind": self.kind, "source": self.source, "weight": self.weight, "tables": list(self.tables)}
+        return Frame(meta, _flat(self.tables))
 
     @classmethod
     def read(cls, message: Frame, mine: bool) -> RowGradients:
         """Read what :meth:`frame` returned."""
-        tables = {name: RowGradient(**arrays) for name, arrays in _by_table(message)}
-        return cls(message.meta["source"], message.meta["weight"], tables)
+        return cls(message.meta["source"], message.meta["weight"], _by_table(message, RowGradient))
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,28 +113,36 @@ class Together:
 
     def frame(self) -> Frame:
         """Return the message as a frame."""
-        arrays = _flat({str(n): dict(one.arrays) for n, one in enumerate(self.frames)})
+        arrays = {f"{n}.{name}": a for n, one in enumerate(self.frames) for name, a in one.arrays.items()}
         return Frame({"kind": self.kind, "parts": [dict(one.meta) for one in self.frames]}, arrays)
 
     @classmethod
     def read(cls, message: Frame, mine: bool) -> Together:
         """Read what :meth:`frame` returned."""
-        parts: list[dict[str, Array]] = [{} for _ in message.meta["parts"]]
-        for name, array in message.arrays.items():
-            number, _, own = name.partition(".")
-            parts[int(number)][own] = array
-        return cls([Frame(meta, own) for meta, own in zip(message.meta["parts"], parts, strict=True)], mine)
+        parts = message.meta["parts"]
+        return cls(list(map(Frame, parts, _numbered(message.arrays, len(parts)))), mine)
 
 
-def _flat(parts: Mapping[str, Mapping[str, Any]]) -> dict[str, Array]:
-    """Name the arrays of parts by the part's number."""
-    return {f"{n}.{name}": a for n, arrays in enumerate(parts.values()) for name, a in arrays.items()}
+def _flat(tables: Mapping[str, Part]) -> dict[str, Array]:
+    """Name the arrays of each table's part by the table's number."""
+    return {
+        f"{n}.{name}": getattr(part, name)
+        for n, part in enumerate(tables.values())
+        for name in type(part).__slots__
+    }
 
 
-def _by_table(message: Frame) -> list[tuple[str, dict[str, Array]]]:
-    """Return the arrays of each table."""
-    found: list[tuple[str, dict[str, Array]]] = [(name, {}) for name in message.meta["tables"]]
-    for name, array in message.arrays.items():
+def _by_table(message: Frame, part: type[Part]) -> dict[str, Part]:
+    """Read what :func:`_flat` has named."""
+    names = message.meta["tables"]
+    found = _numbered(message.arrays, len(names))
+    return {name: part(**arrays) for name, arrays in zip(names, found, strict=True)}
+
+
+def _numbered(arrays: Mapping[str, Array], count: int) -> list[dict[str, Array]]:
+    """Return arrays by the numbers before their names."""
+    found: list[dict[str, Array]] = [{} for _ in range(count)]
+    for name, array in arrays.items():
         number, _, own = name.partition(".")
-        found[int(number)][1][own] = array
+        found[int(number)][own] = array
     return found

@@ -22,6 +22,7 @@ from sparkdl.allreduce.messages import (
     Shard,
     State,
     UpdatedShard,
+    first_of,
     of_type,
 )
 from sparkdl.allreduce.plan import (
@@ -156,7 +157,7 @@ class _Sync:
         received = me.clock.lap("receive")
         start, stop = spec.layout.shards(self.shards)[me.rank]
         before = frame.unpack(self.weights.read()).arrays
-        states, averages = inbox.of(State), inbox.of(Average)
+        kept = first_of(inbox.everything(), Average)
         update = ShardUpdate(
             layout=spec.layout,
             start=start,
@@ -170,8 +171,8 @@ class _Sync:
             shards=self.shards,
             totals=self.totals,
         )
-        optimizer = update.optimizer(states[0] if states else None)
-        average = own_tensor(averages[0].params) if averages else None
+        optimizer = update.optimizer(first_of(inbox.everything(), State))
+        average = own_tensor(kept.params) if kept is not None else None
         made = update_shard(update, inbox.of(Shard), optimizer, average, received)
         if isinstance(made, Finished):
             yield ToDriver(made.shard)

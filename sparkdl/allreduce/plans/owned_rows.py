@@ -18,12 +18,11 @@ from sparkdl.allreduce.messages import OwnedRows, RowGradients, WantedRows
 from sparkdl.allreduce.plan import Directives, Participant
 from sparkdl.allreduce.update.table import beginning, update_table
 from sparkdl.compute.problems import LackingState, ProblemError
-from sparkdl.compute.row_owner import RowOwner, first_entries
+from sparkdl.compute.row_owner import RowOwner
 from sparkdl.compute.start import Start
 from sparkdl.compute.stopwatch import ROW_UPDATE
 from sparkdl.keyed.mix import Ids, distinct
 from sparkdl.nn.embedding import embedding_variables
-from sparkdl.wire.frame import Packed
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +106,7 @@ def bring(me: Participant, point: Point, change: Callable[[RowOwner], RowChange]
 def leave_base(me: Participant, point: Point, owner: RowOwner) -> None:
     """Leave all rows for the next group's processes."""
     if not me.worker.files.in_memory:
-        me.worker.row_files.write(_name(me, point.chain[-1]), [messages.encode(everything(owner))])
+        me.worker.row_files.write(_name(me, point.chain[-1]), [messages.encode(changes(owner, 0))])
 
 
 def delete_outdated(me: Participant, start: Start) -> None:
@@ -171,13 +170,8 @@ def changed(
     return RowChange(iteration, touched, figures)
 
 
-def everything(owner: RowOwner) -> OwnedRows:
-    """Return all that an owner has, as Spark keeps it."""
-    return changes(owner, 0)
-
-
 def changes(owner: RowOwner, since: int) -> OwnedRows:
-    """Return what has changed since so many completed iterations."""
+    """Return what has changed since so many completed iterations, as Spark keeps it; 0 for all."""
     return OwnedRows({name: table.changed(since) for name, table in owner.tables.items()})
 
 
@@ -186,9 +180,12 @@ def _base(me: Participant, start: Start, at: str) -> RowOwner:
     variables = embedding_variables(me.worker.spec.module)
     if start.weights is not None:
         if not start.seed:
-            first = {name: first_entries(table, me.rank, me.ranks) for name, table in variables.items()}
+            first = {
+                name: variable.store.entries().of_owner(me.rank, me.ranks).without_state()
+                for name, variable in variables.items()
+            }
             return RowOwner.of(variables, first, at, me.worker.row_memory)
-        packed: Packed = start.seed[len(start.seed) - me.ranks + me.rank].read(once=True)
+        packed = start.seed[len(start.seed) - me.ranks + me.rank].read(once=True)
         message = messages.decode(packed)
         assert isinstance(message, OwnedRows)
         return RowOwner.of(variables, message.tables, at, me.worker.row_memory)

@@ -22,11 +22,9 @@ from sparkdl.allreduce.messages import (
     Average,
     GroupReport,
     Master,
-    Message,
     Report,
     Shard,
     State,
-    of_type,
 )
 from sparkdl.allreduce.plan import (
     LONGEST_GROUP,
@@ -34,6 +32,7 @@ from sparkdl.allreduce.plan import (
     Inbox,
     Participant,
     Phase,
+    Plan,
     PlanTraits,
     Send,
     Stay,
@@ -57,14 +56,14 @@ from sparkdl.compute.spec import FitSpec
 from sparkdl.compute.start import ModelVersion, Start
 from sparkdl.optim.shard.packed import lazy_tables, packed_optimizer
 from sparkdl.wire import frame
-from sparkdl.wire.frame import Array, Packed
+from sparkdl.wire.frame import Packed
 from sparkdl.wire.held import Shared
 from sparkdl.wire.layout import ParamLayout
 from sparkdl.wire.touched_rows import TouchedRows, union
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Replicated:
+class Replicated(Plan):
     """The replicated plan; see :class:`sparkdl.allreduce.plan.Plan`."""
 
     layout: ParamLayout  # of the flat vectors
@@ -109,11 +108,6 @@ class Replicated:
         self, start: Start, done: int, directives: Directives | None, forward: ForwardBackward | None
     ) -> Phase:
         return _UpdateAll(self.changes, self.keeps, self.returns_weights, start, done, directives, forward)
-
-    def conclude(self, messages: Sequence[Message], buffers: Array, counters: Array) -> GroupReport:
-        """Return the first rank's report of the group."""
-        (report,) = of_type(messages, GroupReport)
-        return report
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +207,7 @@ class _UpdateAll:
             raise
         assert isinstance(made, Finished)  # one shard: its sums are the totals
         facts = {"updates": [made.facts.scalars()], "reports": list(reports.reports)}
-        report = live_model.report(facts) if me.tells else b""
+        report = json.dumps(facts, separators=(",", ":")).encode() if me.tells else b""
         return WeightChange(
             rows,
             None if whole else made.weights.numpy(),

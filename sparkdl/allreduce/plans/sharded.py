@@ -30,7 +30,7 @@ from sparkdl.allreduce.messages import (
     State,
     Totals,
     UpdatedShard,
-    of_type,
+    first_of,
 )
 from sparkdl.allreduce.plan import (
     LONGEST_GROUP,
@@ -38,6 +38,7 @@ from sparkdl.allreduce.plan import (
     Inbox,
     Participant,
     Phase,
+    Plan,
     PlanTraits,
     Send,
     Stay,
@@ -66,7 +67,7 @@ from sparkdl.wire.layout import ParamLayout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sharded:
+class Sharded(Plan):
     """The sharded plan; see :class:`sparkdl.allreduce.plan.Plan`."""
 
     layout: ParamLayout  # of the flat vectors
@@ -105,11 +106,6 @@ class Sharded:
                 for number in range(updates)
             ]
         return [*phases, _Gather(start, len(steps), None)]
-
-    def conclude(self, messages: Sequence[Message], buffers: Array, counters: Array) -> GroupReport:
-        """Return the first rank's report of the group."""
-        (found,) = of_type(messages, GroupReport)
-        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,8 +275,7 @@ def _combined(inbox: Inbox, before: Buffers) -> Reports | None:
     reports = inbox.of(Report)
     if reports:
         return combine_reports(reports, before["buffers"], before["counters"])
-    passed_on = inbox.of(Reports)
-    return passed_on[0] if passed_on else None
+    return first_of(inbox.everything(), Reports)
 
 
 def group_seconds(nbytes: int) -> float:
@@ -328,12 +323,9 @@ class OwnShard:
 
     @classmethod
     def _among(cls, messages: Sequence[Message]) -> OwnShard:
-        shard, state, average = (
-            next(iter(of_type(messages, UpdatedShard)), None),
-            next(iter(of_type(messages, State)), None),
-            next(iter(of_type(messages, Average)), None),
-        )
-        return cls(shard.held if shard is not None else None, state, average)
+        shard = first_of(messages, UpdatedShard)
+        weights = shard.held if shard is not None else None
+        return cls(weights, first_of(messages, State), first_of(messages, Average))
 
 
 @dataclass(frozen=True, slots=True)
@@ -352,7 +344,7 @@ class ModelFiles:
         if found is None:
             return None
         arrays, *trail = found
-        return cls(frame.unpack(arrays).arrays, [frame.join(frame.parts(line)) for line in trail])
+        return cls(frame.unpack(arrays).arrays, list(map(frame.join, trail)))
 
     def leave(self, files: LocalStore, start: Start, done: int) -> None:
         """Leave it for the next tasks, and delete what no task of the group needs.

@@ -196,7 +196,7 @@ class _Train:
         reports = [message for send in sends for message in _of(send) if isinstance(message, Report)]
         beside: defaultdict[int, list[Message]] = defaultdict(list)
         if reports and reports[0].divisor:
-            for rank, gradients in enumerate(_gradients(me, reports[0].divisor, lent.gradients())):
+            for rank, gradients in enumerate(_gradients(me, reports[0].divisor, lookup.gradients_of(lent))):
                 beside[rank].append(gradients)
             me.clock.lap("gradient_out")
         if self.following is not None:

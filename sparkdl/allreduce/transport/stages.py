@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -18,9 +18,9 @@ from sparkdl.allreduce.messages import Message, Partials, Problems, Reports, Upd
 from sparkdl.allreduce.plan import Inbox, Participant, Phase, Send, ToAll, ToOthers, ToRank, ToSelf
 from sparkdl.allreduce.plans.driver import ThroughDriver
 from sparkdl.allreduce.transport.base import Group, GroupResult, driver_frames, read_left, run_phase
+from sparkdl.compute.forward_backward import Allowance
 from sparkdl.compute.local_store import LocalStore, decode, encode
 from sparkdl.compute.stopwatch import Stopwatch
-from sparkdl.compute.stragglers import Allowance
 from sparkdl.compute.worker import FitRef
 from sparkdl.data.scan.reader import stop_reading
 from sparkdl.data.store.build import PartitionStore
@@ -34,40 +34,26 @@ _PAUSE_SECONDS = 2.0
 """The driver tries a group again a few times; meanwhile a lost executor may be there again."""
 
 
+@dataclass(frozen=True, slots=True)
 class ShuffleTransport:
-    """Runs groups as chains of stages.
+    """Runs groups as chains of stages."""
 
-    ``executors`` counts executors, if a phase after the first one needs the rank's rows and its stage runs on
-    any of them.
-    """
-
-    def __init__(
-        self,
-        ranks: int,
-        fit: FitRef,
-        chain: Chain,
-        longest_group: int,
-        executors: Callable[[], int] | None = None,
-    ) -> None:
-        self._ranks = ranks
-        self._fit = fit
-        self._chain = chain
-        self.longest_group = longest_group
-        self._executors = executors
-
-    @property
-    def is_joining(self) -> bool:
-        """No: an executor's first task waits for its process."""
-        return False
+    is_joining: ClassVar[bool] = False  # an executor's first task waits for its process
+    ranks: int
+    fit: FitRef
+    chain: Chain
+    longest_group: int
+    # counts executors, if a phase after the first one needs the rank's rows and its stage runs on any of them
+    executors: Callable[[], int] | None = None
 
     @property
     def is_possible(self) -> bool:
         """Whether stages can be where they need to be."""
-        return self._executors is None or self._executors() <= 1
+        return self.executors is None or self.executors() <= 1
 
     def run(self, group: Group) -> GroupResult:
         """Run all phases of a group as the stages of one job."""
-        if self._executors is not None and (count := self._executors()) > 1:
+        if self.executors is not None and (count := self.executors()) > 1:
             time.sleep(_PAUSE_SECONDS)
             raise TaskError(
                 f"{group.name}: tasks on {count} executors do not exchange directly now (see the log), and "
@@ -76,13 +62,13 @@ class ShuffleTransport:
             )
         started, begin = time.time(), time.perf_counter()
         plan, count = group.plan, len(group.steps)
-        start = replace(group.start, local=group.start.local and self._chain.stays)
+        start = replace(group.start, local=group.start.local and self.chain.stays)
         phases = plan.phases(start, group.steps)
         tasks = [
             PhaseTask(
-                self._fit,
+                self.fit,
                 phase,
-                self._ranks,
+                self.ranks,
                 start.version.iteration,
                 token=True,
                 local=start.local,
@@ -94,7 +80,7 @@ class ShuffleTransport:
         until = start.version.iteration + count
         what = "forward-backward and sync" if count == 1 else f"up to iteration {until}"
         name = f"{group.name}, {what}"
-        frames, persisted = self._chain.run(
+        frames, persisted = self.chain.run(
             tasks,
             group.broadcasts,
             name,
@@ -106,25 +92,24 @@ class ShuffleTransport:
 
     def forget(self, partition: int) -> None:
         """Forget where a partition's rows are, since its files are not there."""
-        self._chain.forget(partition)
+        self.chain.forget(partition)
 
     def release(self, *, last: bool = False) -> bool:
         """Delete all files on the executors for the store, none of the fit."""
-        self._chain.release()
+        self.chain.release()
         return False
 
 
+@dataclass(frozen=True, slots=True)
 class TwoJobTransport:
     """Runs an iteration as two jobs, or more."""
 
-    longest_group = 1
-    is_joining = False
-
-    def __init__(self, access: Access, store: PartitionStore, fit: FitRef, profile: Any) -> None:
-        self._access = access
-        self._store = store
-        self._fit = fit
-        self._profile = profile
+    longest_group: ClassVar[int] = 1
+    is_joining: ClassVar[bool] = False
+    access: Access
+    store: PartitionStore
+    fit: FitRef
+    profile: Any
 
     def run(self, group: Group) -> GroupResult:
         """Run an iteration's jobs."""
@@ -137,8 +122,8 @@ class TwoJobTransport:
         totals: list[Array] = []
         torn = False
         gradients = self._task(forward, group, token=True, last=False, ranks=plan.shards)
-        with self._access.sync(
-            self._store.tokens, gradients, plan.shards, group.persisted, group.broadcasts, self._profile
+        with self.access.sync(
+            self.store.tokens, gradients, plan.shards, group.persisted, group.broadcasts, self.profile
         ) as sync:
             # Job 1: each partition's gradient, cut into shards, written as the map side of a shuffle.
             sync.scatter(f"{group.name}, forward-backward")
@@ -174,7 +159,7 @@ class TwoJobTransport:
 
     def forget(self, partition: int) -> None:
         """Forget where a partition's rows are, since its files are not there."""
-        self._access.forget(self._store.tokens, partition)
+        self.access.forget(self.store.tokens, partition)
 
     def release(self, *, last: bool = False) -> bool:
         """Delete nothing: an iteration leaves nothing."""
@@ -185,7 +170,7 @@ class TwoJobTransport:
     ) -> PhaseTask:
         iteration = group.start.version.iteration
         return PhaseTask(
-            self._fit, phase, ranks, iteration, token=token, local=False, last=last, fill=False, stays=stays
+            self.fit, phase, ranks, iteration, token=token, local=False, last=last, fill=False, stays=stays
         )
 
 

@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from sparkdl.allreduce.messages import Report, Reports, Shard
 from sparkdl.compute.problems import NonFiniteGradient
 from sparkdl.compute.spec import Combine
-from sparkdl.nn.gradient import Gradient
 from sparkdl.optim.staleness import Staleness
 from sparkdl.wire import buffers
 from sparkdl.wire.frame import Array
@@ -64,12 +63,6 @@ class Gradients:
     late: Array | None = field(default=None)
     # in place of parts the gradient of the only source, where it was computed
     unsent: torch.Tensor | None = field(default=None)
-
-    @classmethod
-    def alone(cls, gradient: Gradient, layout: ParamLayout) -> Gradients:
-        """Return the gradient of all weights by the only source, which has not been sent."""
-        used, touched = gradient.used, dict(gradient.touched)
-        return cls(layout, 0, [], used, touched, unsent=gradient.values)
 
     @classmethod
     def of(cls, shards: Sequence[Shard], layout: ParamLayout, start: int, stop: int) -> Gradients:
@@ -128,7 +121,6 @@ class Gradients:
             yield Shard.of(part.source, part.weight, part.array, self.used, rows, self.start)
 
     def _non_finite(self, iteration: int, index: int, sources: Sequence[int]) -> NonFiniteGradient:
-        """Name the parameter and the sources whose gradient is NaN or infinite."""
         parameter = self.layout.param_at(self.start + index).name
         return NonFiniteGradient(iteration, parameter, tuple(sources))
 
@@ -206,21 +198,14 @@ def combine_reports(reports: Sequence[Report], buffers: Array, counters: Array) 
     arrays: dict[str, Array] = {}
     if any("buffers" in report.buffers for report in active):
         parts = [WeightedPart(r.source, r.weight, Shared(r.buffers.get("buffers", buffers))) for r in active]
-        arrays["buffers"] = weighted_drift(buffers, parts)
+        arrays["buffers"] = weighted_drift(parts)
     if any("counters" in report.buffers for report in active):
         arrays["counters"] = np.maximum.reduce([r.buffers.get("counters", counters) for r in active])
     return Reports([report.scalars() for report in reports], arrays)
 
 
-def weighted_drift(start: Array, parts: Sequence[WeightedPart]) -> Array:
-    """Average buffers as ``x0 + sum(w·(x - x0))``: equal parts stay equal to the bit.
-
-    Args:
-        start: values before the iteration; the result if there are no parts.
-        parts: values after it, by source.
-    """
-    if not parts:
-        return start
+def weighted_drift(parts: Sequence[WeightedPart]) -> Array:
+    """Average buffers as ``x0 + sum(w·(x - x0))``: equal parts stay equal to the bit."""
     ordered = sorted(parts, key=lambda part: part.source)
     total = sum(part.weight for part in ordered)
     first = np.array(ordered[0].array)

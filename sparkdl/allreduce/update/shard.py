@@ -140,7 +140,8 @@ def update_shard(
     partials, left = np.zeros(0), list(shards)
     if shards or unsent:  # none if every sample of the iteration has weight zero: nothing to learn
         if unsent is not None:
-            gradients = Gradients.alone(unsent, update.layout)
+            used, touched = unsent.used, dict(unsent.touched)
+            gradients = Gradients(update.layout, 0, [], used, touched, unsent=unsent.values)
         else:
             gradients = Gradients.of(shards, update.layout, update.start, update.stop)
         if not update.totals:

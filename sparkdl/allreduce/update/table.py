@@ -117,7 +117,6 @@ def _plain(value: Any) -> Any:
 
 
 def _restored(scalars: Mapping[str, Any]) -> dict[str, Any]:
-    """Read what :func:`_plain` returned."""
     return {
         name: torch.tensor(value["value"], dtype=getattr(torch, value["dtype"]))
         if isinstance(value, Mapping)

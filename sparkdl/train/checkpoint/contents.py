@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from importlib import metadata
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors.numpy import save as save_arrays
 from safetensors.torch import save as save_tensors
@@ -83,7 +84,7 @@ class CheckpointFiles:
         yield WEIGHTS, save_tensors(self.tensors, metadata={"format": "pt", **self.aliases})
         if self.training is not None:
             meta, arrays = self.training
-            in_order = {name: shard_files.in_order(array) for name, array in arrays.items()}
+            in_order = {name: np.asarray(array, order="C") for name, array in arrays.items()}
             yield TRAINING, save_arrays(in_order, metadata={"sparkdl": json.dumps(meta)})
         for index, frames in enumerate(self.shards):
             yield shard_files.name_of(index, len(self.shards)), shard_files.encode(frames)

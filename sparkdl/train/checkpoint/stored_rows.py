@@ -16,7 +16,7 @@ from sparkdl.allreduce.shard_files import ShardFile, StoredArray, Streamed
 from sparkdl.keyed.entries import Entries, joined, merged
 from sparkdl.keyed.mix import Ids, distinct, mix, owners
 from sparkdl.wire.arrays import LARGE
-from sparkdl.wire.frame import Array
+from sparkdl.wire.frame import Array, under
 
 _KNOWN = 1 << 21
 _KNOWN_SHARE = 64  # so many ids of changes are in memory at a time, about, or one for so many entries
@@ -93,7 +93,7 @@ class StoredTable:
         meta, arrays = found[0]
         number = meta["tables"].index(table)
         values = meta["values"][number] if "values" in meta else {"scalars": meta["scalars"][number]}
-        return cls._read(_under(f"{number}.", arrays), values)
+        return cls._read(under(f"{number}.", arrays), values)
 
     @classmethod
     def _read(cls, arrays: Mapping[str, StoredArray], values: Mapping[str, Any]) -> StoredTable:
@@ -109,7 +109,7 @@ class StoredTable:
             Entries.read(none, "", rest),
             own,
             [Block(own, begin, stop, _no_bits(stop - begin)) for begin, stop in bounds],
-            None if pages is None else cls._read(_under(_PAGES, arrays), pages),
+            None if pages is None else cls._read(under(_PAGES, arrays), pages),
         )
 
     def log(self) -> Iterator[tuple[Ids, NDArray[np.int64]]]:
@@ -125,10 +125,6 @@ class StoredTable:
 
 def _no_bits(count: int) -> NDArray[np.uint8]:
     return np.zeros(-(-count // 8), np.uint8)
-
-
-def _under(prefix: str, arrays: Mapping[str, StoredArray]) -> dict[str, StoredArray]:
-    return {name.removeprefix(prefix): own for name, own in arrays.items() if name.startswith(prefix)}
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
-from sparkdl.compute.stragglers import Allowance
+from sparkdl.compute.forward_backward import Allowance
 from sparkdl.exceptions import ConfigError
 from sparkdl.train.options.checks import integer_option
 

@@ -106,7 +106,7 @@ def divided(state: Packed) -> list[Packed | None]:
 
 
 def _joined(state: Packed) -> bytes:
-    return frame.join(frame.parts(state))
+    return frame.join(state)
 
 
 def pool(threads: int) -> Executor:

@@ -10,13 +10,14 @@ import errno
 import select
 import socket
 import time
+import uuid
 import zlib
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 from sparkdl.allreduce.transport.direct.connection import FOUND, HELLO, ClosedError, Connection
 from sparkdl.allreduce.transport.direct.handshake import Handshake, RefusedError
-from sparkdl.allreduce.transport.direct.peer import LostPeerError, Peer, new_id, open_socket, own_address
+from sparkdl.allreduce.transport.direct.peer import LostPeerError, Peer, open_socket, own_address
 
 _MOST_STRANGERS = 256
 """So many that have not proved anything are listened to at a time; of more the oldest is turned away."""
@@ -53,7 +54,7 @@ class Endpoint:
         except BaseException:
             self._listener.close()
             raise
-        self.peer = Peer(new_id(), host, self._listener.getsockname()[1])
+        self.peer = Peer(uuid.uuid4().bytes, host, self._listener.getsockname()[1])
         self._links: dict[bytes, Connection] = {}
 
     def meet(
@@ -205,7 +206,6 @@ class _Meeting:
         self._dialling[sock.fileno()] = Handshake(sock, self._endpoint.secret, member.id, self._own)
 
     def _connect(self, member: Peer) -> socket.socket:
-        """Begin to connect to a member."""
         sock = open_socket(member.host)
         sock.setblocking(False)
         sock.connect_ex((member.host, member.port))

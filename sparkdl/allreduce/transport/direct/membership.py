@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -25,27 +26,19 @@ _DISMISSALS = 3
 _MOST_TURNS = 3  # so many more processes than slots an executor may have
 
 
+@dataclass(slots=True)
 class Membership:
     """Processes that take part in a fit's exchange."""
 
-    def __init__(
-        self,
-        access: Access,
-        store: PartitionStore,
-        fit: FitRef,
-        rendezvous: Rendezvous,
-        profile: Any,
-        clock: Callable[[], float],
-    ) -> None:
-        self._access = access
-        self._store = store
-        self._fit = fit
-        self._rendezvous = rendezvous
-        self._profile = profile
-        self._clock = clock
-        self._members: Sequence[Peer] | None = None  # those that ran the ranks last, and before them others
-        self._used = 0.0
-        self._known: set[bytes] = set()  # ids of all processes that may have connections
+    access: Access
+    store: PartitionStore
+    fit: FitRef
+    rendezvous: Rendezvous
+    profile: Any
+    clock: Callable[[], float]
+    _members: Sequence[Peer] | None = None  # those that ran the ranks last, and before them others
+    _used: float = 0.0  # when
+    _known: set[bytes] = field(default_factory=set)  # ids of all processes that may have connections
 
     @property
     def is_known(self) -> bool:
@@ -54,11 +47,11 @@ class Membership:
 
     def find(self, name: str, broadcasts: Sequence[Any], tasks: int, losses: int) -> Sequence[Peer] | None:
         """Return all processes that may run ranks, if need be by a job; ``None`` if there are too few."""
-        if self._members is None or self._clock() - self._used > _IDLE_SECONDS:
+        if self._members is None or self.clock() - self._used > _IDLE_SECONDS:
             found = [] if tasks == 1 else self._assemble(name, broadcasts, tasks, losses)
             self.met(found)
             self._members = found if tasks == 1 or len(found) >= tasks else None
-            self._used = self._clock()
+            self._used = self.clock()
         return self._members
 
     def met(self, peers: Sequence[Peer]) -> None:
@@ -71,7 +64,7 @@ class Membership:
         members = self._members or ()
         latest = {peer.id: peer for peer in (*peers, *members)}
         most = max(_MOST_MEMBERS * len(peers), len(members))
-        self._members, self._used = list(latest.values())[:most], self._clock()
+        self._members, self._used = list(latest.values())[:most], self.clock()
 
     def forget(self) -> None:
         """Forget the members: the next group finds them anew."""
@@ -84,16 +77,16 @@ class Membership:
         """
         left, self._known, self._members = self._known, set(), None
         deleted = False
-        access = self._access
-        slots = 1 if self._fit.in_memory else self._store.executors.tasks
-        failed = f"connections of fit {self._fit.fit_id} were not closed"
+        access = self.access
+        slots = 1 if self.fit.in_memory else self.store.executors.tasks
+        failed = f"connections of fit {self.fit.fit_id} were not closed"
         for _ in range(_DISMISSALS):
             if not left:
                 break
             heard: set[bytes] = set()
             with described(access, "sparkdl: close connections"), tolerated(failed):
-                task = partial(dismiss, self._fit.fit_id, TaskMeeting(slots), files)
-                heard = set(map(bytes, access.run_everywhere(task, times=slots, profile=self._profile)))
+                task = partial(dismiss, self.fit.fit_id, TaskMeeting(slots), files)
+                heard = set(map(bytes, access.run_everywhere(task, times=slots, profile=self.profile)))
             if not heard:  # the others are gone, or the job has failed
                 break
             left -= heard
@@ -101,15 +94,15 @@ class Membership:
         return deleted
 
     def _assemble(self, name: str, broadcasts: Sequence[Any], tasks: int, losses: int) -> list[Peer]:
-        access, profile, slots = self._access, self._profile, self._store.executors.tasks
+        access, profile, slots = self.access, self.profile, self.store.executors.tasks
         with described(access, f"{name}, find peers"):
-            if self._fit.in_memory and tasks == len(self._store.partitions) and not losses:
-                task = partial(assemble, self._fit, self._rendezvous, TaskMeeting(1))
-                found = access.collect(access.stage(self._store.tokens, task, broadcasts, profile=profile))
+            if self.fit.in_memory and tasks == len(self.store.partitions) and not losses:
+                task = partial(assemble, self.fit, self.rendezvous, TaskMeeting(1))
+                found = access.collect(access.stage(self.store.tokens, task, broadcasts, profile=profile))
             else:
                 # Spark gives a task to the process that has been idle for longest: after a loss there are
                 # perhaps more processes than slots.
-                task = partial(assemble, self._fit, self._rendezvous, TaskMeeting(slots))
+                task = partial(assemble, self.fit, self.rendezvous, TaskMeeting(slots))
                 times = slots * (1 + min(losses, _MOST_TURNS))
                 found = access.run_everywhere(task, broadcasts, times=times, profile=profile)
         return list({peer.id: peer for peer in (Peer.read(frame.unpack(data)) for data in found)}.values())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import uuid
 from dataclasses import dataclass
 
 from sparkdl.wire import frame
@@ -31,11 +30,6 @@ class Peer:
     def read(cls, found: Frame) -> Peer:
         """Read what :meth:`pack` returned."""
         return cls(bytes.fromhex(found.meta["id"]), found.meta["host"], found.meta["port"])
-
-
-def new_id() -> bytes:
-    """Return the id of a new peer."""
-    return uuid.uuid4().bytes
 
 
 class LostPeerError(Exception):

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from sparkdl.access.base import Access, Chain, RunningJob
+from sparkdl.access.base import Access, Chain
 from sparkdl.access.stages import Host
 from sparkdl.allreduce.transport.direct.task import get_ready
 from sparkdl.data.store.build import PartitionStore
+
+if TYPE_CHECKING:
+    from sparkdl._spark.jobs import SubmittedJob
 
 _READY_SECONDS = 60.0  # so long executors that have come may take to get ready
 
@@ -19,7 +22,7 @@ class _Joining:
     """Executors that have come, and get ready."""
 
     executors: frozenset[str]  # their ids
-    begun: RunningJob | None  # the job that does it; ``None`` if there is none
+    begun: SubmittedJob | None  # the job that does it; ``None`` if there is none
     deadline: float  # when they are not waited for any longer, on the monotonic clock
 
     def is_over(self, now: float) -> bool:

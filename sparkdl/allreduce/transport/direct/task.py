@@ -99,7 +99,7 @@ class GroupTask:
                 yield from driver_frames([ToDriver(Problems(problems))])
                 return
         for rank in hosted:
-            home = rank.number if self.by_rank else 0
+            home = rank.token.partition if self.by_rank else 0
             yield from driver_frames(run_phase(final, rank.me(), rank.inbox, last=True), home=home)
             worker.end_task()
 
@@ -110,7 +110,7 @@ class GroupTask:
         found = mesh.exchange(number, self._sends(phase, hosted, mine))
         for rank, own in zip(hosted, mine, strict=True):
             # What was sent to several ranks of this process is the same memory.
-            arrived = [messages.decode(one, mine=alone) for one in found[rank.number]]
+            arrived = [messages.decode(one, mine=alone) for one in found[rank.token.partition]]
             rank.inbox = Inbox(arrived + own.sent, own.read)
 
     def _sends(
@@ -121,64 +121,60 @@ class GroupTask:
             inbox, rank.inbox = rank.inbox, Inbox([], list)
             sends = run_phase(phase, rank.me(), inbox, last=False)
             del inbox  # what has arrived is let go of before others' answers to this phase arrive
-            yield from _to_others(rank.number, sends, own)
+            yield from _to_others(rank.token.partition, sends, own)
             rank.worker.end_task()
 
 
+@dataclass(slots=True)
 class _Rank:
-    """A rank of a group, in the process that runs it; ``inbox`` is what has arrived for its next phase."""
+    """A rank of a group, in the process that runs it."""
 
-    def __init__(self, token: Token, ranks: int, worker: Worker, *, alone: bool) -> None:
-        self.number = token.partition
-        self.worker = worker
-        self.inbox = Inbox([], list)
-        self._token = token
-        self._ranks = ranks
-        self._alone = alone
+    token: Token
+    ranks: int  # how many there are
+    worker: Worker
+    alone: bool  # whether the process runs no other one
+    inbox: Inbox = field(default_factory=lambda: Inbox([], list))  # what has arrived for its next phase
 
     def me(self) -> Participant:
         """Return the rank, at the beginning of a phase."""
-        worker, token = self.worker, self._token
+        number = self.token.partition
         return Participant(
-            self.number, self._ranks, worker, Stopwatch(), token, stays=True, alone=self._alone
+            number, self.ranks, self.worker, Stopwatch(), self.token, stays=True, alone=self.alone
         )
 
 
+@dataclass(slots=True)
 class _Mine:
-    """What a rank sends itself in a phase; if ``local`` it stays in this executor's files, under its name.
+    """What a rank sends itself in a phase."""
 
-    ``copies`` says whether other ranks of this process use the replica's memory before the rank reads it.
-    """
-
-    def __init__(self, iteration: int, files: LocalStore, local: bool, *, copies: bool) -> None:
-        self.sent: list[Message] = []
-        self._copies = copies
-        self._iteration = iteration
-        self._files = files
-        self._local = local
-        self._names: list[str] = []
-        self._held: list[Packed] = []
+    iteration: int  # completed iterations before the group
+    files: LocalStore
+    local: bool  # whether it stays in this executor's files, under its name
+    copies: bool  # whether other ranks of this process use the replica's memory before the rank reads it
+    sent: list[Message] = field(default_factory=list)  # to all ranks
+    _names: list[str] = field(default_factory=list)
+    _held: list[Packed] = field(default_factory=list)
 
     def send_all(self, message: Message) -> None:
         """Keep a message to all."""
-        if self._copies:
+        if self.copies:
             message = messages.decode(frame.join(messages.encode(message)))
         self.sent.append(message)
 
     def send(self, send: ToSelf) -> None:
         """Keep messages until the next phase, which reads lent ones from this memory: they are not copied."""
         encoded = [messages.encode(message) for message in send.messages]
-        if self._local:
-            self._files.leave(send.name, encoded, lent=send.lent)
+        if self.local:
+            self.files.leave(send.name, encoded, lent=send.lent)
             self._names.append(send.name)
-        elif self._copies:
+        elif self.copies:
             self._held += [frame.join(parts) for parts in encoded]
         else:
             self._held += encoded
 
     def read(self) -> list[Message]:
         """Return them."""
-        left = (read_left(self._files, name, self._iteration) for name in self._names)
+        left = (read_left(self.files, name, self.iteration) for name in self._names)
         return [*map(messages.decode, self._held), *chain.from_iterable(left)]
 
 
@@ -199,7 +195,6 @@ def _to_others(rank: int, sends: Iterable[Send], mine: _Mine) -> Iterator[tuple[
 
 
 def _listening(fit_id: str, rendezvous: Rendezvous, rank: int) -> Endpoint:
-    """Return this process's endpoint."""
     try:
         return endpoint_of(fit_id, rendezvous.secret, rendezvous.driver)
     except OSError as error:

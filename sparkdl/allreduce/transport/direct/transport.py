@@ -79,7 +79,7 @@ class DirectTransport:
             ModelError: if the module has failed, and the group cannot go by shuffles.
         """
         failed, self._failed = self._failed, None
-        if failed is not None and _begins_at(group, failed):
+        if failed is not None and [step.iteration for step in group.steps] == [failed.iteration]:
             # Spark cannot try one of the tasks again that exchange directly: the others would be gone.
             if not self._shuffles.is_possible:
                 raise failed.error(str(group.steps[0]))
@@ -220,20 +220,10 @@ class DirectTransport:
         )
 
 
-def _begins_at(group: Group, failed: FailedModel) -> bool:
-    return len(group.steps) == 1 and group.steps[0].iteration == failed.iteration
-
-
 def _sorted_out(frames: Sequence[Buffer]) -> tuple[list[Peer], list[Message]]:
     """Return where the ranks have run, and what they have told."""
-    peers: list[Peer] = []
-    arrived: list[Message] = []
-    for data in frames:
-        if frame.kind_of(data) == KIND:
-            peers.append(Peer.read(frame.unpack(data)))
-        else:
-            arrived.append(messages.decode(data))
-    return peers, arrived
+    peers = [Peer.read(frame.unpack(data)) for data in frames if frame.kind_of(data) == KIND]
+    return peers, [messages.decode(data) for data in frames if frame.kind_of(data) != KIND]
 
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0
