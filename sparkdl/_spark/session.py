@@ -64,21 +64,19 @@ class ExecutorSlots:
 
 def task_slots(sc: Any) -> list[ExecutorSlots]:
     """Return what each live executor besides the driver offers."""
-    listed = sc._jsc.sc().statusStore().executorList(True)
-    infos = [listed.apply(i) for i in range(listed.size())]
-    return [
-        ExecutorSlots(info.totalCores(), max(1, info.maxTasks()))
-        for info in infos
-        if info.id() != "driver" and info.totalCores() > 0
-    ]
+    cores = [(info, info.totalCores()) for info in _live(sc)]
+    return [ExecutorSlots(own, max(1, info.maxTasks())) for info, own in cores if own > 0]
 
 
 def live_executors(sc: Any) -> list[str]:
     """Return the ids of live executors besides the driver, oldest first."""
+    return sorted((str(info.id()) for info in _live(sc)), key=lambda name: (len(name), name))
+
+
+def _live(sc: Any) -> list[JavaObject]:
     listed = sc._jsc.sc().statusStore().executorList(True)
-    infos = [listed.apply(i) for i in range(listed.size())]
-    found = [str(info.id()) for info in infos if info.id() != "driver"]
-    return sorted(found, key=lambda name: (len(name), name))
+    infos = (listed.apply(i) for i in range(listed.size()))
+    return [info for info in infos if info.id() != "driver"]
 
 
 def planned_once(spark: SparkSession, df: DataFrame) -> DataFrame:

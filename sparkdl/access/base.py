@@ -32,6 +32,9 @@ T = TypeVar("T")
 DYNAMIC = "spark.dynamicAllocation.enabled"
 """Conf of sessions in which Spark asks for executors when tasks wait."""
 
+LOCALITY = "spark.shuffle.reduceLocality.enabled"
+"""Conf by which Spark places tasks of a shuffle by the bytes that they fetch."""
+
 Frames = Any
 """Frames on the executors, partition by partition: what :meth:`Access.stage` returns. Opaque to others."""
 

@@ -18,7 +18,7 @@ from sparkdl._spark import session as private
 from sparkdl._spark.frames import JavaObject, Task, frames_of, key
 from sparkdl._spark.jobs import FrameJobs, SubmittedJob
 from sparkdl._spark.tasks import broadcast_id
-from sparkdl.access.base import DYNAMIC, Access, BytesRef, Published
+from sparkdl.access.base import DYNAMIC, LOCALITY, Access, BytesRef, Published
 from sparkdl.access.in_pieces import RESULT, STATE, ChainTask, InPieces
 from sparkdl.access.stages import ShuffledSync, StageChain, staying
 from sparkdl.session import Executors
@@ -33,7 +33,6 @@ broadcast of their own would cost more than it saves."""
 _confs = threading.Lock()
 _ROWS_PER_BATCH = "spark.sql.execution.arrow.maxRecordsPerBatch"
 _POOL = "spark.scheduler.pool"
-_LOCALITY = "spark.shuffle.reduceLocality.enabled"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +54,7 @@ class ClassicAccess(Access):
     @property
     def moves_tasks(self) -> bool:
         """Whether Spark places tasks by the bytes that they fetch."""
-        return self.conf(_LOCALITY, "true") == "true" and not self.jobs.sc.master.startswith("local[")
+        return self.conf(LOCALITY, "true") == "true" and not self.jobs.sc.master.startswith("local[")
 
     # -- the session ----------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, get_args
 
-from sparkdl.access.base import Access
+from sparkdl.access.base import LOCALITY, Access
 from sparkdl.allreduce.engine import Route
 from sparkdl.allreduce.plan import LONGEST_GROUP, Plan
 from sparkdl.allreduce.plans.driver import ThroughDriver, count_shards
@@ -64,8 +64,6 @@ _REST = 4
 
 _ROWS_BYTES = 8 << 20  # about what the rows of a large batch take, of all partitions; nobody knows beforehand
 
-_LOCALITY = "spark.shuffle.reduceLocality.enabled"
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
@@ -105,13 +103,13 @@ class Wanted:
             self._check_without_sync()
         if self._exchange in ("replicated", "sharded") and access.moves_tasks:
             raise ConfigError(
-                f"exchange={self._exchange!r} needs a session with {_LOCALITY}=false, which is read when "
+                f"exchange={self._exchange!r} needs a session with {LOCALITY}=false, which is read when "
                 "Spark starts: make it with sparkdl.session.builder(...), or set it in your confs",
                 code="config-cluster",
             )
         if self.keyed and access.moves_tasks:
             raise ConfigError(
-                f"the embedding variable {self.keyed[0]!r} needs a session with {_LOCALITY}=false, which is "
+                f"the embedding variable {self.keyed[0]!r} needs a session with {LOCALITY}=false, which is "
                 "read when Spark starts: make it with sparkdl.session.builder(...), or set it in your confs",
                 code="config-cluster",
             )

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -28,6 +29,9 @@ from sparkdl.wire import frame
 from sparkdl.wire.frame import Array, Frame, Packed, Parts
 from sparkdl.wire.held import Shared
 from sparkdl.wire.touched_rows import TouchedRows
+
+if TYPE_CHECKING:
+    from sparkdl.compute.worker import Worker
 
 _CHANGE = "change"
 _MOST_SLOTS = 32  # for the processes of so many task slots changes stay, if these have run no task meanwhile
@@ -150,15 +154,9 @@ class LiveModel:
         self._set(version)
 
 
-def bring(
-    live: LiveModel | None,
-    spec: FitSpec,
-    module: FlatModule,
-    files: LocalStore,
-    start: Start,
-    version: ModelVersion,
-) -> LiveModel:
+def bring(worker: Worker, start: Start, version: ModelVersion) -> LiveModel:
     """Return this process's model, brought to a version; raises ProblemError if this executor lacks files."""
+    live, spec, module, files = worker.live, worker.spec, worker.replica, worker.files
     if live is not None and live.version == version and live.is_between(start, version):
         return live
     change = read_change(spec, files, version)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,9 +17,6 @@ _PAGES = "pages."
 
 ROW = "row"
 """Name of the column that has the rows themselves; others are the optimizer's state."""
-
-FreshState = Callable[[Array], Mapping[str, Array]]
-"""From new rows to the optimizer's state of each."""
 
 
 def _no_ids() -> Ids:

@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 from numpy.typing import NDArray
 
+from sparkdl.keyed.columns import BLOCK
 from sparkdl.keyed.mix import Ids, mix
 from sparkdl.wire.arrays import InMemory
 from sparkdl.wire.frame import Array
-
-BLOCK = 1 << 17
-"""What is done with all entries is done with so many at a time."""
-
-Places = NDArray[np.int64]
 
 _LEAST = 64
 _MISSING = -1
@@ -43,7 +37,7 @@ class SlotTable:
         found: Ids = self._ids.values[: self._size]
         return found
 
-    def find(self, ids: Ids) -> Places:
+    def find(self, ids: Ids) -> NDArray[np.int64]:
         """Return the number of each id; -1 for those that are not there."""
         found = np.full(len(ids), _MISSING, np.int64)
         places = self._first_places(ids)
@@ -57,7 +51,7 @@ class SlotTable:
             left, places = left[~same], (places[~same] + 1) & self._mask
         return found
 
-    def add(self, ids: Ids) -> Places:
+    def add(self, ids: Ids) -> NDArray[np.int64]:
         """Number ids that are not there yet, each given once; return their numbers."""
         first, self._size = self._size, self._size + len(ids)
         self._ids.grow(self._size)
@@ -78,26 +72,22 @@ class SlotTable:
         self._places = self._empty(max(2 * _LEAST, 1 << (4 * self._size - 1).bit_length()))
         self._place(0)
 
-    def _first_places(self, ids: Ids) -> Places:
+    def _first_places(self, ids: Ids) -> NDArray[np.int64]:
         return (mix(ids.view(np.uint64)) & np.uint64(self._mask)).astype(np.int64)
 
     def _place(self, first: int) -> None:
         """Find places for all numbers from one on."""
+        for begin in range(first, self._size, BLOCK):
+            self._place_some(np.arange(begin, min(begin + BLOCK, self._size)))
+
+    def _place_some(self, numbers: NDArray[np.int64]) -> None:
         values = self._places
-        for numbers in blocks(self._size, first=first):
-            places = self._first_places(self._ids.values[numbers])
-            while len(numbers):
-                free = values[places] == 0
-                values[places[free]] = numbers[free] + 1  # of several for one place, the last one gets it
-                lost = values[places] != numbers + 1
-                numbers, places = numbers[lost], (places[lost] + 1) & self._mask
-
-
-def blocks(size: int, at_once: int | None = None, first: int = 0) -> Iterator[Places]:
-    """Yield all numbers below a size, some at a time."""
-    step = at_once or BLOCK
-    for begin in range(first, size, step):
-        yield np.arange(begin, min(size, begin + step))
+        places = self._first_places(self._ids.values[numbers])
+        while len(numbers):
+            free = values[places] == 0
+            values[places[free]] = numbers[free] + 1  # of several for one place, the last one gets it
+            lost = values[places] != numbers + 1
+            numbers, places = numbers[lost], (places[lost] + 1) & self._mask
 
 
 def compact(values: Array, chosen: NDArray[np.bool_]) -> int:

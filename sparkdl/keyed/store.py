@@ -8,9 +8,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from sparkdl.keyed.entries import ROW, FreshState
+from sparkdl.keyed.columns import BLOCK, FreshState, Held, Places, blocks
 from sparkdl.keyed.mix import Ids
-from sparkdl.keyed.slots import BLOCK, Places, SlotTable, blocks, compact
+from sparkdl.keyed.slots import SlotTable, compact
 from sparkdl.wire.arrays import InMemory
 from sparkdl.wire.frame import Array
 
@@ -38,23 +38,28 @@ class Counted(NamedTuple):
 class MemoryStore:
     """Entries by number, in memory: 0 for the first id that was added, 1 for the next, and so on.
 
-    A row has a place in the columns, which entries without a row have not. ``rows`` counts rows, ``at_once``
-    entries that may be copied at a time.
+    A row has a place, which entries without a row have not.
     """
-
-    at_once = BLOCK
 
     def __init__(self, width: int, dtype: np.dtype[np.generic]) -> None:
         self._slots = SlotTable()
         self._counts, self._last, self._places = (InMemory(np.int64) for _ in range(3))
-        self._width = width
-        self._columns = {ROW: InMemory(dtype, width)}
-        self.rows = 0
+        self._columns = Held(width, dtype)
 
     @property
     def names(self) -> Sequence[str]:
         """Names of the columns; one is that of the rows themselves."""
-        return list(self._columns)
+        return self._columns.names
+
+    @property
+    def rows(self) -> int:
+        """How many entries have a row."""
+        return len(self._columns)
+
+    @property
+    def at_once(self) -> int:
+        """Entries that may be copied at a time."""
+        return BLOCK
 
     def __len__(self) -> int:
         """Return how many entries there are."""
@@ -107,53 +112,35 @@ class MemoryStore:
 
     def read(self, numbers: Places, names: Sequence[str] | None = None) -> dict[str, Array]:
         """Return copies of columns, all by default, of entries that have a row, each given once."""
-        places = self._places.values[numbers]
-        # Twice as fast as an index, which takes any shape.
-        return {name: self._columns[name].values.take(places, 0) for name in names or self._columns}
+        return self._columns.read(self._places.values[numbers], names)
 
     def write(self, numbers: Places, columns: Mapping[str, Array]) -> None:
         """Write columns of entries that have a row, each given once."""
-        places = self._places.values[numbers]
-        for name, values in columns.items():
-            self._columns[name].values[places] = values
+        self._columns.write(self._places.values[numbers], columns)
 
     def admit(self, numbers: Places, columns: Mapping[str, Array]) -> None:
         """Give entries their row; other columns are zero."""
-        first, self.rows = self.rows, self.rows + len(numbers)
-        self._fill(slice(first, self.rows), columns)
-        for own in self._columns.values():
-            own.grow(self.rows)
-        self._places.values[numbers] = np.arange(first, self.rows)
+        first = len(self._columns)
+        self._columns.add(columns)
+        self._places.values[numbers] = np.arange(first, len(self._columns))
 
     def extend(self, fresh: FreshState) -> None:
         """Have further columns, of which a function tells the values from the rows."""
-        for places in blocks(self.rows) if self.rows else [np.arange(0)]:
-            self._fill(places, fresh(self._columns[ROW].values[places]))
-
-    def _fill(self, places: Places | slice, columns: Mapping[str, Array]) -> None:
-        """Write columns, some of which may be new."""
-        for name, values in columns.items():
-            own = self._columns.setdefault(name, InMemory(values.dtype, self._width))
-            own.grow(self.rows)
-            own.values[places] = values
+        self._columns.extend(fresh)
 
     def keep(self, chosen: NDArray[np.bool_]) -> None:
         """Have some entries alone, in the same order; the last rows take the places of those that go."""
         size = len(self)
         freed = self._places.values[:size][~chosen]
         freed = np.sort(freed[freed != _NONE])
-        left = self.rows - len(freed)
+        left = len(self._columns) - len(freed)
         moved = np.flatnonzero((self._places.values[:size] >= left) & chosen)
         to = freed[: len(moved)]
         for block in blocks(len(moved)):
             own = moved[block]
-            for column in self._columns.values():
-                column.values[to[block]] = column.values.take(self._places.values[own], 0)
+            self._columns.write(to[block], self._columns.read(self._places.values[own]))
             self._places.values[own] = to[block]
-        self.rows = left
-        for column in self._columns.values():
-            if 4 * left < len(column.values):  # memory that is mostly unused is given back
-                column.values = column.values[: 2 * left].copy()
+        self._columns.shorten(left)
         for array in (self._counts, self._last, self._places):
             compact(array.values, chosen)
         self._slots.keep(chosen)

@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 
 from sparkdl.keyed import bloom
 from sparkdl.keyed.bloom import CELLS, CountingBloom
-from sparkdl.keyed.entries import ROW, Entries, FreshState
+from sparkdl.keyed.columns import FreshState, Places, blocks
+from sparkdl.keyed.entries import ROW, Entries
 from sparkdl.keyed.memory import RowMemory
 from sparkdl.keyed.mix import Ids, initial_rows
-from sparkdl.keyed.slots import Places, blocks
 from sparkdl.keyed.store import MemoryStore
 from sparkdl.keyed.tiers import TieredStore
 from sparkdl.wire.frame import Array

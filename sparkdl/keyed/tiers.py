@@ -16,13 +16,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sparkdl.keyed.entries import ROW, FreshState
+from sparkdl.keyed.columns import FreshState, Places, blocks
+from sparkdl.keyed.entries import ROW
 from sparkdl.keyed.hot import HotRecords
 from sparkdl.keyed.index import CompactIndex
 from sparkdl.keyed.log import Log
 from sparkdl.keyed.memory import RowMemory
 from sparkdl.keyed.mix import Ids, distinct
-from sparkdl.keyed.slots import Places, blocks, compact
+from sparkdl.keyed.slots import compact
 from sparkdl.keyed.store import Counted, EntryHeads
 from sparkdl.wire.arrays import Grown, Numbers
 from sparkdl.wire.frame import Array

@@ -339,7 +339,8 @@ def test_what_was_sent_to_several_ranks_of_a_process_is_not_overwritten(ranks: i
 
     worker = SimpleNamespace(files=None, end_task=lambda: None)
     hosted: Any = [
-        SimpleNamespace(number=n, worker=worker, inbox=Inbox([], list), me=lambda: None) for n in range(ranks)
+        SimpleNamespace(token=token, worker=worker, inbox=Inbox([], list), me=lambda: None)
+        for token in [SimpleNamespace(partition=n) for n in range(ranks)]
     ]
     nothing: Any = None
     task = GroupTask(nothing, [], 3, 0, False, nothing, 1, [], False)

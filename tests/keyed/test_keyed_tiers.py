@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_keyed_table import arrays_of, rule
 
-from sparkdl.keyed import memory, slots, store
+from sparkdl.keyed import columns, memory, store
 from sparkdl.keyed.entries import ROW
 from sparkdl.keyed.index import CompactIndex
 from sparkdl.keyed.memory import RowMemory
@@ -53,9 +53,8 @@ def test_which_rows_are_in_memory_changes_no_bit(tmp_path_factory: Any, data: st
     random = np.random.default_rng(data.draw(st.integers(0, 99)))
     with pytest.MonkeyPatch.context() as patch:
         block = data.draw(st.sampled_from([7, 1 << 17]))  # tables of many blocks
-        patch.setattr(slots, "BLOCK", block)
-        patch.setattr(store.MemoryStore, "at_once", block)
-        patch.setattr(memory, "_LEAST_AT_ONCE", block)
+        for module, name in ((columns, "BLOCK"), (store, "BLOCK"), (memory, "_LEAST_AT_ONCE")):
+            patch.setattr(module, name, block)
         one, other = KeyedTable(rule(**options)), KeyedTable(rule(**options), shared)
         beside = KeyedTable(rule(seed=8), shared)
         for iteration in range(data.draw(st.integers(1, 14))):

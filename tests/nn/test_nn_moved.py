@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import io
 import pickle
+import re
 from pathlib import Path
 from typing import Any
 
@@ -153,6 +154,15 @@ def test_pickles_of_earlier_releases_are_read() -> None:
         assert place.encode() in before
         before = before.replace(place.encode(), OLD[place].encode())
     assert content._loads(before) == content._loads(text) == values
+
+
+def test_a_pickled_module_with_an_embedding_variable_names_these_modules() -> None:
+    """One that moves needs an entry in ``moved.py``; models of earlier releases cannot be read without it."""
+    counters = sparkdl.nn.CountingBloom(100)
+    module = nn.Sequential(sparkdl.nn.EmbeddingVariable(4, min_count=2, counters=counters))
+    found = re.findall(rb"sparkdl[\w.]*\w", content._dumps({"module": module}, module))
+    keyed = {f"sparkdl.keyed.{name}" for name in ("bloom", "columns", "slots", "store", "table")}
+    assert {name.decode() for name in found} == {"sparkdl.nn.embedding", "sparkdl.wire.arrays", *keyed}
 
 
 @pytest.mark.parametrize(("before", "now"), RENAMED.items())

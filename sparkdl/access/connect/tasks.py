@@ -23,7 +23,7 @@ from sparkdl.access.connect.files import KeptFile, sent_file
 from sparkdl.access.in_pieces import RESULT
 from sparkdl.wire import frame
 from sparkdl.wire.frame import Buffer, Parts
-from sparkdl.wire.pieces import joined, pieces_of
+from sparkdl.wire.pieces import PIECE_BYTES, joined, pieces_of
 
 SCHEMA = "key int, frame binary"
 """Columns of a DataFrame of frames."""
@@ -34,8 +34,6 @@ LOST = b"\0sparkdl: this executor does not have it"
 """What a task yields in place of what it was to read."""
 
 _BATCH_BYTES = 1 << 20  # about so many bytes are one Arrow batch
-
-_PIECE_BYTES = 256 << 10
 
 Row = tuple[int, bytes]
 
@@ -120,7 +118,7 @@ def _rows(source: int, frames: Iterable[tuple[int, bytes | Parts]]) -> Iterator[
     for to, data in frames:
         number = numbers[to]
         numbers[to] += 1
-        for piece in pieces_of(source, number, data, _PIECE_BYTES):
+        for piece in pieces_of(source, number, data, PIECE_BYTES):
             yield to, frame.join(piece)
 
 
@@ -160,7 +158,7 @@ def leaving(
             if to == RESULT:
                 yield data
                 continue
-            for piece in pieces_of(partition, number, data, _PIECE_BYTES):
+            for piece in pieces_of(partition, number, data, PIECE_BYTES):
                 write(piece)
             number += 1
 

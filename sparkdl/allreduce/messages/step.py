@@ -115,14 +115,7 @@ class GroupReport:
     @classmethod
     def read(cls, message: Frame, mine: bool) -> GroupReport:
         """Read what :meth:`frame` returned."""
-        arrays = message.arrays
-        return cls(
-            message.meta["steps"],
-            arrays["buffers"],
-            arrays["counters"],
-            arrays.get("params"),
-            arrays.get("gradient"),
-        )
+        return cls(message.meta["steps"], **message.arrays)
 
 
 @dataclass(frozen=True, slots=True)

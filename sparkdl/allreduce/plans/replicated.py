@@ -145,13 +145,10 @@ class _UpdateAll:
     def _model(self, me: Participant, inbox: Inbox) -> LiveModel:
         """Return this process's model after the steps so far."""
         worker, version = me.worker, self._after(0)
-        if self.directives is None:
-            worker.live = self._bring(me, version)
+        if self.directives is None or (worker.live is not None and worker.live.version == version):
+            worker.live = live_model.bring(worker, self.start, version)
             return worker.live
-        if worker.live is not None and worker.live.version == version:
-            worker.live = self._bring(me, version)
-            return worker.live
-        live = worker.live = self._bring(me, self._after(-1))
+        live = worker.live = live_model.bring(worker, self.start, self._after(-1))
         change = live_model.read_change(
             worker.spec, worker.files, version
         )  # by another task on this executor
@@ -166,10 +163,6 @@ class _UpdateAll:
                 live_model.delete_outdated(worker.files, self.start, version, self.changes)
         live.apply(change, version)
         return live
-
-    def _bring(self, me: Participant, version: ModelVersion) -> LiveModel:
-        worker = me.worker
-        return live_model.bring(worker.live, worker.spec, worker.replica, worker.files, self.start, version)
 
     def _update(self, me: Participant, live: LiveModel, inbox: Inbox) -> WeightChange:
         """Make the next version of the elements that the gradients cover."""

@@ -13,7 +13,8 @@ import torch
 from sparkdl.allreduce.messages import RowGradients, Shard
 from sparkdl.allreduce.plan import Directives
 from sparkdl.allreduce.update.shard import Finished, ShardUpdate, update_shard
-from sparkdl.keyed.entries import ROW, FreshState
+from sparkdl.keyed.columns import FreshState
+from sparkdl.keyed.entries import ROW
 from sparkdl.keyed.mix import Ids, distinct
 from sparkdl.keyed.table import KeyedTable
 from sparkdl.optim.shard.lazy_rows import fresh_state
@@ -117,6 +118,7 @@ def _plain(value: Any) -> Any:
 
 
 def _restored(scalars: Mapping[str, Any]) -> dict[str, Any]:
+    """Read what :func:`_plain` returned."""
     return {
         name: torch.tensor(value["value"], dtype=getattr(torch, value["dtype"]))
         if isinstance(value, Mapping)

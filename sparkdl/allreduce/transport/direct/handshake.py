@@ -18,6 +18,8 @@ from __future__ import annotations
 import hmac
 import secrets
 import socket
+from dataclasses import dataclass, field
+from functools import partial
 
 from sparkdl.allreduce.transport.direct.peer import ID_BYTES
 
@@ -29,24 +31,18 @@ class RefusedError(Exception):
     """The other side does not know the secret, or is gone."""
 
 
+@dataclass(eq=False, repr=False)
 class Handshake:
-    """One side of a handshake over a connected socket that does not block.
+    """One side of a handshake over a connected socket that does not block."""
 
-    ``listener`` is the id of the peer that listens, ``dialer`` that of this process if it has dialled. The
-    caller sets ``deadline``, and gives up then.
-    """
-
-    def __init__(
-        self, sock: socket.socket, secret: bytes, listener: bytes, dialer: bytes | None = None
-    ) -> None:
-        self.sock = sock
-        self.deadline = 0.0
-        self._secret = secret
-        self.listener = listener
-        self._dialer = dialer
-        self._number = secrets.token_bytes(_NUMBER_BYTES)
-        self._others = b""
-        self._arrived = bytearray()
+    sock: socket.socket
+    secret: bytes
+    listener: bytes  # id of the peer that listens
+    dialer: bytes | None = None  # that of this process, if it has dialled
+    deadline: float = 0.0  # set by the caller, who gives up then
+    _number: bytes = field(default_factory=partial(secrets.token_bytes, _NUMBER_BYTES))
+    _others: bytes = b""
+    _arrived: bytearray = field(default_factory=bytearray)
 
     def begin(self) -> None:
         """Send the dialer's number, once the socket is connected; raises RefusedError if that is gone."""
@@ -57,17 +53,17 @@ class Handshake:
 
         Raises RefusedError if it has not, or is gone.
         """
-        return self._answer() if self._dialer is not None else self._challenge()
+        return self._answer() if self.dialer is not None else self._challenge()
 
     def _answer(self) -> bytes | None:
         """Dialer: check the listener's proof, and send one's own."""
-        assert self._dialer is not None
+        assert self.dialer is not None
         if not self._read(_NUMBER_BYTES + _PROOF_BYTES):
             return None
         number, proof = bytes(self._arrived[:_NUMBER_BYTES]), bytes(self._arrived[_NUMBER_BYTES:])
         if not hmac.compare_digest(proof, self._proof(b"listener", self._number, number)):
             raise RefusedError("the listener does not know the secret")
-        self._send(self._proof(b"dialer", self._number, number, self._dialer) + self._dialer)
+        self._send(self._proof(b"dialer", self._number, number, self.dialer) + self.dialer)
         return self.listener
 
     def _challenge(self) -> bytes | None:
@@ -86,7 +82,7 @@ class Handshake:
         return dialer
 
     def _proof(self, side: bytes, dialers: bytes, listeners: bytes, dialer: bytes = b"") -> bytes:
-        return hmac.digest(self._secret, side + self.listener + dialers + listeners + dialer, "sha256")
+        return hmac.digest(self.secret, side + self.listener + dialers + listeners + dialer, "sha256")
 
     def _read(self, nbytes: int) -> bool:
         """Read at most so many bytes; return whether all of them are there."""
