@@ -137,6 +137,8 @@ def datasets_of(
     if of_frame:
         vectors = vector_columns(data)
         chosen = chosen.taken_by(module, vectors)
+    else:
+        check_dataset(data)
     if is_share:
         check_share(validation)
     several = dict(validation) if isinstance(validation, Mapping) else {"": validation}
@@ -147,8 +149,6 @@ def datasets_of(
     with ExitStack() as stack:
         if of_frame:
             data = stack.enter_context(chosen.dataset(data))
-        else:
-            check_dataset(data)
         if is_share:
             parts = data.split(validation, seed) if of_frame else map(data.part, share_of(validation, seed))
             data, several[""] = map(stack.enter_context, parts)
@@ -157,7 +157,6 @@ def datasets_of(
             name: stack.enter_context(columns.dataset(one)) if is_frame(one) else one
             for name, one in several.items()
         }
-        data.access.check()
         yield data, sets if isinstance(validation, Mapping) else sets[""], chosen if of_frame else None
 
 

@@ -54,6 +54,7 @@ class Fit:
     def run(self, validation: Validation, resume: Resume, rows: str, carrier: ErrorsCarryResult) -> None:
         """Check what is given, ship it and train; ``carrier`` gets the result, whatever ends the run."""
         recipe, data, config = self.recipe, self.data, self.config
+        data.access.check()
         _check_rows(rows, resume)
         _check_elastic(config, data)
         sets = validation_sets(validation)

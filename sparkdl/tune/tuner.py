@@ -280,6 +280,7 @@ class Tuner:
     def _run(
         self, data: Dataset, sets: Mapping[str, Dataset], divided: Folds, resume: bool, retried: Retried
     ) -> SearchResult:
+        data.access.check()
         sampler, sign = sampler_of(self._search, self.space, self.seed), 1 if self.mode == "max" else -1
         shown = {"storage": self.storage, "name": self.name, "sign": sign}
         asker = Asker(self.space, sampler, **shown, resume=resume, first=self.first)
