@@ -52,7 +52,7 @@ def by_scan(rows: int, share: float, streams: int | None, seed: int) -> Callable
     steps = -(-rows // BATCH)
 
     def epoch(number: int) -> list[np.ndarray]:
-        order = order_of(layout, seed, number, True)
+        order = order_of(layout, seed, number)
         slots = (FROM_THE_BEGINNING.slots(rows, steps, step) for step in range(steps))
         return [order.numbers(order.parts(each, 0, 1)) for each in slots]
 

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 # Separate streams, so that the order of rows and the dropout masks are independent draws.
 ORDER = 0
@@ -25,6 +27,14 @@ def derive(stream: int, *coordinates: int) -> int:
     """Mix a stream and coordinates into a 64-bit seed (numpy's ``SeedSequence`` hash)."""
     words = np.random.SeedSequence([stream, *coordinates]).generate_state(2, np.uint32)
     return int(words[0]) << 32 | int(words[1])
+
+
+def shuffled(rows: int, *coordinates: int) -> NDArray[Any]:
+    """Return the numbers of some rows in the order that coordinates draw (numpy's PCG64 shuffle)."""
+    order = np.arange(rows, dtype=np.int32 if rows < 2**31 else np.int64)
+    np.random.Generator(np.random.PCG64(derive(ORDER, *coordinates))).shuffle(order)
+    order.flags.writeable = False
+    return order
 
 
 @contextmanager

@@ -44,12 +44,7 @@ def global_rows(partition_rows: Sequence[int], iterations: int, t: int) -> int:
 _REMEMBERED = 1 << 30  # so many bytes of orders a process remembers: a task may run many partitions in turn
 
 
-class _Sized(Protocol):
-    @property
-    def nbytes(self) -> int: ...
-
-
-_Known = TypeVar("_Known", bound=_Sized)
+_Known = TypeVar("_Known", Indices, Epoch)
 
 
 class _Latest(Generic[_Known]):
@@ -78,16 +73,8 @@ _epochs: _Latest[Epoch] = _Latest()
 
 
 def permutation(rows: int, seed: int, epoch: int, partition: int) -> Indices:
-    """Return the order in which an epoch visits a partition's rows (numpy's PCG64 shuffle)."""
-    return _orders.get((rows, seed, partition), epoch, lambda: _shuffled(rows, seed, epoch, partition))
-
-
-def _shuffled(rows: int, seed: int, epoch: int, partition: int) -> Indices:
-    generator = np.random.Generator(np.random.PCG64(seeding.derive(seeding.ORDER, seed, epoch, partition)))
-    order = np.arange(rows, dtype=np.int32 if rows < 2**31 else np.int64)
-    generator.shuffle(order)
-    order.flags.writeable = False
-    return order
+    """Return the order in which an epoch visits a partition's rows."""
+    return _orders.get((rows, seed, partition), epoch, lambda: seeding.shuffled(rows, seed, epoch, partition))
 
 
 def rows_of(

@@ -28,6 +28,7 @@ import numpy as np
 
 from sparkdl import seeding
 from sparkdl.exceptions import ConfigError
+from sparkdl.keyed.mix import GOLDEN, mix
 from sparkdl.wire.frame import Array
 
 STREAMS = 20_160
@@ -38,7 +39,6 @@ _WIDTHS = {width: _DEPTH * width for width in (6720, 960, 240, 120)} | {n: 3 * n
 """Rows of a round, even for most numbers of partitions, and of how many rows at least."""
 
 _AT_ONCE = 1 << 20  # rows that are sorted at a time
-_GOLDEN = 0x9E3779B97F4A7C15
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,12 +235,8 @@ def _order(dealt: Dealt, base: int, streams: Array, rest: Array, short: int) -> 
 
 
 def _keys(base: int, rows: Array) -> Array:
-    """Return a random number for each row: what splitmix64, by Sebastiano Vigna, draws at its turn."""
-    with np.errstate(over="ignore"):
-        z = (rows.astype(np.uint64) + np.uint64(1)) * np.uint64(_GOLDEN) + np.uint64(base)
-        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        return z ^ (z >> np.uint64(31))
+    """Return a random number for each row: what SplitMix64 draws at its turn."""
+    return mix(rows.astype(np.uint64) * GOLDEN + np.uint64(base))
 
 
 @dataclass(frozen=True, slots=True)

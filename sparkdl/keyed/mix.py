@@ -9,14 +9,16 @@ from numpy.typing import NDArray
 
 Ids = NDArray[np.int64]
 
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+"""What SplitMix64 adds to its state at each turn."""
+
 _WORDS = 4
 _LARGEST = 65_535
 
 
 def mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """Return a hash of each value: the output function of SplitMix64, a bijection (Steele et al., 2014)."""
-    mixed = values + _GOLDEN
+    mixed = values + GOLDEN
     mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return mixed ^ (mixed >> np.uint64(31))
@@ -57,7 +59,7 @@ def initial_rows(
     logarithm, whose last digit differs from processor to processor.
     """
     start = mix(ids.view(np.uint64) ^ mix(np.array([seed], np.int64).view(np.uint64)))
-    columns = np.arange(1, width + 1, dtype=np.uint64) * _GOLDEN
+    columns = np.arange(1, width + 1, dtype=np.uint64) * GOLDEN
     words = mix(start[:, None] + columns[None, :]).view(np.uint16).reshape(len(ids), width, _WORDS)
     centred = words.sum(-1, dtype=np.int64) - _WORDS * _LARGEST // 2
     unit = np.sqrt(_WORDS * (2.0**32 - 1) / 12)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sparkdl.data.scan.order import ScanLayout, order_of
+from sparkdl.data.scan.order import ScanLayout, in_files, order_of
 from sparkdl.data.streams import FROM_THE_BEGINNING, Since
 
 GROUPS = st.lists(st.integers(0, 90), min_size=1, max_size=30).filter(lambda groups: sum(groups) > 0)
@@ -29,7 +29,7 @@ def test_every_row_once_in_batches_of_the_stated_sizes(
 ):
     layout = ScanLayout(np.array(groups), streams, window)
     steps = -(-layout.rows // batch_size)
-    order = order_of(layout, seed, epoch, shuffle)
+    order = order_of(layout, seed, epoch) if shuffle else in_files(layout)
     slots = [FROM_THE_BEGINNING.slots(layout.rows, steps, t) for t in range(steps)]
     one = [order.numbers(order.parts(taken, 0, 1)) for taken in slots]
     visited = np.concatenate(one)
@@ -39,7 +39,7 @@ def test_every_row_once_in_batches_of_the_stated_sizes(
     bounds = [t * layout.rows // steps for t in range(steps + 1)]
     assert [len(batch) for batch in one] == [hi - lo for lo, hi in pairwise(bounds)]
     # In reverse, by an order that knows nothing yet: any batch is found without those before it.
-    fresh = order_of(layout, seed, epoch, shuffle)
+    fresh = order_of(layout, seed, epoch) if shuffle else in_files(layout)
     for number in reversed(range(steps)):
         np.testing.assert_array_equal(fresh.numbers(fresh.parts(slots[number], 0, 1)), one[number])
     for ranks in (2, 3, 7):
@@ -52,7 +52,7 @@ def test_every_row_once_in_batches_of_the_stated_sizes(
 @given(**CASE, data=st.data())
 def test_an_epoch_may_change_its_batch_size_on_its_way(groups, streams, window, seed, epoch, data):
     layout = ScanLayout(np.array(groups), streams, window)
-    order = order_of(layout, seed, epoch, True)
+    order = order_of(layout, seed, epoch)
     first = data.draw(st.integers(0, layout.rows))
     steps = data.draw(st.integers(1, 20))
     since = Since(3, first)
@@ -65,7 +65,7 @@ def test_an_epoch_may_change_its_batch_size_on_its_way(groups, streams, window, 
 @given(**CASE)
 def test_streams_have_whole_groups_and_chunks_are_bounded(groups, streams, window, seed, epoch):
     layout = ScanLayout(np.array(groups), streams, window)
-    order = order_of(layout, seed, epoch, True)
+    order = order_of(layout, seed, epoch)
     ends = np.cumsum(layout.groups)
     seen = []
     for stream in range(streams):
@@ -88,7 +88,7 @@ def test_streams_have_whole_groups_and_chunks_are_bounded(groups, streams, windo
 def test_streams_are_even_and_so_are_shares_of_batches():
     generator = np.random.default_rng(0)
     layout = ScanLayout(generator.integers(500, 1500, 400), 24, 4000)
-    order = order_of(layout, 1, 0, True)
+    order = order_of(layout, 1, 0)
     assert np.ptp(order.lengths) < 0.1 * order.lengths.mean()
     steps = layout.rows // 960
     for t in (0, 1, 7, steps - 1):
@@ -100,7 +100,7 @@ def test_streams_are_even_and_so_are_shares_of_batches():
 
 def test_epochs_and_seeds_have_orders_of_their_own():
     layout = ScanLayout(np.full(64, 50), 12, 120)
-    orders = [order_of(layout, seed, epoch, True) for seed, epoch in ((0, 0), (0, 1), (1, 0))]
+    orders = [order_of(layout, seed, epoch) for seed, epoch in ((0, 0), (0, 1), (1, 0))]
     first = [order.numbers(order.parts((0, 640), 0, 1)) for order in orders]
     assert not np.array_equal(first[0], first[1])
     assert not np.array_equal(first[0], first[2])
@@ -111,7 +111,7 @@ def test_epochs_and_seeds_have_orders_of_their_own():
 @pytest.mark.parametrize("streams", [1, 12, 840])
 def test_a_large_table_is_dealt_quickly_and_any_place_is_found(streams):
     layout = ScanLayout(np.full(20_000, 10_000), streams, 25_000)
-    order = order_of(layout, 3, 2, True)
+    order = order_of(layout, 3, 2)
     slots = (123_456_789, 123_457_813)
     parts = order.parts(slots, 0, 1)
     assert sum(part.end - part.first for part in parts) == 1024

@@ -156,7 +156,7 @@ def test_what_is_kept_of_a_released_dataset_goes_with_the_next_task(
 
 def test_chunks_of_long_row_groups_are_refilled_one_after_the_other() -> None:
     layout = ScanLayout(np.full(12, 1000), 4, 300)
-    order = order_of(layout, seed=3, epoch=0, shuffle=True)
+    order = order_of(layout, seed=3, epoch=0)
     steps, last, refills = 120, [0] * layout.streams, []
     for step in range(steps):
         parts = order.parts(FROM_THE_BEGINNING.slots(layout.rows, steps, step), 0, 1)

@@ -96,7 +96,7 @@ def plain(manifest: Any, number: Any = NUMBERS) -> Any:
     steps = -(-len(number) // BATCH)
     for iteration in range(20):
         epoch, step = divmod(iteration, steps)
-        order = order_of(manifest.layout, 2, epoch, True)
+        order = order_of(manifest.layout, 2, epoch)
         slots = FROM_THE_BEGINNING.slots(len(number), steps, step)
         rows = order.numbers(order.parts(slots, 0, 1))
         optimizer.zero_grad()

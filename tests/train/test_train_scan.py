@@ -85,7 +85,7 @@ def plain(folder: Path, manifest: ScanManifest, iterations: int, shuffle: bool) 
     steps = -(-ROWS // BATCH)
     for iteration in range(iterations):
         epoch, step = divmod(iteration, steps)
-        order = order_of(manifest.layout, 5, epoch, shuffle)
+        order = order_of(manifest.layout, 5, epoch) if shuffle else in_files(manifest.layout)
         rows = order.numbers(order.parts(FROM_THE_BEGINNING.slots(ROWS, steps, step), 0, 1))
         optimizer.zero_grad()
         nn.functional.mse_loss(model(x[rows]), y[rows, None]).backward()
@@ -131,7 +131,7 @@ def plain_of_two(
     steps = -(-len(x) // 30)
     for iteration in range(2 * steps):
         epoch, step = divmod(iteration, steps)
-        order = order_of(manifest.layout, 5, epoch, True)
+        order = order_of(manifest.layout, 5, epoch)
         rows = order.numbers(order.parts(FROM_THE_BEGINNING.slots(len(x), steps, step), 0, 1))
         optimizer.zero_grad()
         errors = (model(x[rows], day[rows]) - y[rows])[:, 0] ** 2
@@ -629,7 +629,7 @@ def test_a_share_of_the_rows_is_held_out(table: Path, spark: Any, partitions: in
     steps = -(-len(others) // BATCH)
     for iteration in range(40):
         epoch, step = divmod(iteration, steps)
-        order = order_of(train.layout, 5, epoch, True)
+        order = order_of(train.layout, 5, epoch)
         slots = FROM_THE_BEGINNING.slots(len(others), steps, step)
         rows = others[order.numbers(order.parts(slots, 0, 1))]
         optimizer.zero_grad()

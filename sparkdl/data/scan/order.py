@@ -75,11 +75,6 @@ class Order:
     _chunks: dict[int, tuple[list[list[RowSpan]], list[int]]] = field(default_factory=dict)
     _before: dict[int, Array] = field(default_factory=dict)
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes that it takes in memory."""
-        return 5 * self.firsts.nbytes
-
     def parts(self, slots: tuple[int, int], rank: int, ranks: int) -> list[Part]:
         """Return the rows that a partition has in a range of slots."""
         begin, end = slots
@@ -120,8 +115,7 @@ class Order:
         numbers = low[of] + np.arange(len(of)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
         keys = (numbers + shifts[of]) / lengths[of]
         chosen = of[np.argsort(keys, kind="stable")[: slot - int(low.sum())]]
-        found: Array = low + np.bincount(chosen, minlength=streams)
-        return found
+        return low + np.bincount(chosen, minlength=streams)
 
     @cached_property
     def _turn(self) -> tuple[Array, Array]:
@@ -154,13 +148,7 @@ class Order:
         """Return the order of a chunk's rows; ``None`` for that of the files."""
         if self.seed is None:
             return None
-        rows = self.rows(stream, chunk)
-        generator = np.random.Generator(
-            np.random.PCG64(seeding.derive(seeding.ORDER, self.seed, stream, chunk))
-        )
-        order = np.arange(rows, dtype=np.int32 if rows < 2**31 else np.int64)
-        generator.shuffle(order)
-        return order
+        return seeding.shuffled(self.rows(stream, chunk), self.seed, stream, chunk)
 
     def numbers(self, parts: list[Part]) -> Array:
         """Return the numbers of rows: their places in the order of the files."""
@@ -208,10 +196,8 @@ def _chunks(firsts: Array, counts: Array, most: int, room: int) -> tuple[list[li
     return chunks, list(accumulate(sizes, initial=0))
 
 
-def order_of(layout: ScanLayout, seed: int, epoch: int, shuffle: bool) -> Order:
-    """Return the order of an epoch's rows."""
-    if not shuffle:
-        return in_files(layout)
+def order_of(layout: ScanLayout, seed: int, epoch: int) -> Order:
+    """Return the order of an epoch's rows, shuffled."""
     base = seeding.derive(seeding.ORDER, seed, epoch)
     generator = np.random.Generator(np.random.PCG64(base))
     firsts, counts = _sliced(layout)

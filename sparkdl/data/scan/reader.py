@@ -10,7 +10,7 @@ import json
 import threading
 from collections import OrderedDict
 from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
-from contextlib import closing, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -147,7 +147,7 @@ class Reader:
     def _order(self, seed: int, epoch: int) -> Order:
         found = self._orders.get((seed, epoch))
         if found is None:
-            found = self._orders[seed, epoch] = order_of(self.manifest.layout, seed, epoch, True)
+            found = self._orders[seed, epoch] = order_of(self.manifest.layout, seed, epoch)
             while len(self._orders) > _ORDERS:
                 self._orders.popitem(last=False)
         return found
@@ -256,7 +256,7 @@ class Reader:
         except BaseException:
             cursor.close()
             raise
-        if cursor.is_at_end:
+        if cursor.next >= cursor.end:
             cursor.close(is_whole=True)
             return
         if cursor.next in self._cursors:  # of a chunk that made room before its turn, and was read again
@@ -279,7 +279,8 @@ class Reader:
             draft = None if cache is None else cache.draft(group)
             cursor = _Cursor(self._decoded(group), begin, end, file, draft)
         try:
-            cursor.skip_to(first)
+            while cursor.next < first:  # in a row group there is no other way
+                cursor.take(first - cursor.next)
         except BaseException:
             cursor.close()
             raise
@@ -301,7 +302,7 @@ class Reader:
         is_far = self._system.type_name != "local"
         with (
             open_file(self._system, file) as source,
-            _Explained(f"row group {number} of {file.path}"),
+            _explained(f"row group {number} of {file.path}"),
             parquet.ParquetFile(
                 source,
                 metadata=self._footers.get(place),
@@ -446,14 +447,9 @@ class _Cursor:
         draft: Draft | None = None,
     ) -> None:
         self._batches, self._draft = batches, draft
-        self.next, self._end = begin, end
+        self.next, self.end = begin, end
         self.file = file
         self._left: pa.RecordBatch | None = None  # of the last batch
-
-    @property
-    def is_at_end(self) -> bool:
-        """Whether all rows were read."""
-        return self.next >= self._end
 
     def take(self, most: int) -> tuple[int, pa.RecordBatch]:
         """Return the next rows, up to so many, after the number of their first row."""
@@ -461,17 +457,12 @@ class _Cursor:
             self._left = next(self._batches)
             if self._draft is not None:
                 self._draft.write(self._left)
-            if self.next + self._left.num_rows >= self._end:
+            if self.next + self._left.num_rows >= self.end:
                 self._batches.close()  # the file, and what was decoded: these rows are the last ones
         found = self._left.slice(0, most)
         self._left = self._left.slice(most) if self._left.num_rows > most else None
         at, self.next = self.next, self.next + found.num_rows
         return at, found
-
-    def skip_to(self, row: int) -> None:
-        """Read past rows: in a row group there is no other way."""
-        while self.next < row:
-            self.take(row - self.next)
 
     def close(self, *, is_whole: bool = False) -> None:
         """Close the file; rows of a whole group, which is checked, stay in the cache."""
@@ -487,19 +478,15 @@ def _column_bytes(group: Any, names: Sequence[str]) -> int:
     return sum(c.total_compressed_size for c in columns if f"{c.path_in_schema}.".startswith(wanted))
 
 
-@dataclass(frozen=True, slots=True)
-class _Explained:
-    """Says of errors of Arrow which file they come from."""
-
-    where: str
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
-        if isinstance(error, OSError):
-            raise OSError(f"{self.where} cannot be read: {' '.join(str(error).split())}") from error
-        if isinstance(error, pa.ArrowInvalid | pa.ArrowNotImplementedError | StopIteration):
-            raise DataError(f"{self.where} cannot be read: {error!r}", code="data-source") from error
+@contextmanager
+def _explained(where: str) -> Iterator[None]:
+    """Say of errors of Arrow which file they come from."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(f"{where} cannot be read: {' '.join(str(error).split())}") from error
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, StopIteration) as error:
+        raise DataError(f"{where} cannot be read: {error!r}", code="data-source") from error
 
 
 # -- of this process ----------------------------------------------------------------------------
