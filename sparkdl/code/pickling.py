@@ -15,9 +15,8 @@ from typing import Any
 import cloudpickle
 
 from sparkdl.code import digest, modules
-from sparkdl.code.loaded import LoadedCode, Module, Names, walked
-from sparkdl.code.same import with_same_code
-from sparkdl.code.walk import Walk
+from sparkdl.code.same import LoadedCode, Module, with_same_code
+from sparkdl.code.walk import Names, Walk
 
 _TRAILER = struct.Struct("<Q8s")
 _MAGIC = b"sparkdlC"
@@ -104,7 +103,8 @@ def process() -> str:
 
 
 def _loaded_code(names: list[Names]) -> LoadedCode:
-    walk = walked(names, modules.is_users)
+    walk = Walk(modules.is_users)
+    walk.follow(names)
     about = {
         name: Module(modules.file_of(name), modules.is_plain(name), modules.is_edited(name))
         for name in sorted(walk.modules | {module for module, _ in names if modules.is_users(module)})

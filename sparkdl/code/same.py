@@ -6,18 +6,39 @@ import ast
 import importlib
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from sparkdl.code import digest, modules
-from sparkdl.code.loaded import LoadedCode, walked
+from sparkdl.code.walk import Names, Walk
 from sparkdl.exceptions import SerializationError
 
-_checked: dict[
-    str, dict[str, Any]
-] = {}  # by the code of a pickle, the specs of the modules that have been compared
+_checked: dict[str, dict[str, Any]] = {}
+"""By the code of a pickle, the specs of the modules that have been compared."""
 _stamps: dict[str, tuple[Any, modules.Stamp]] = {}
 """By module its spec, and its file when this process loaded it; ``None`` if nobody knows."""
 _MOST = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Module:
+    """A module on the driver."""
+
+    file: str  # its file
+    plain: bool  # whether it was loaded as the file says
+    edited: bool  # whether the file has changed since
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedCode:
+    """The user's code that a pickle names, as its process has it."""
+
+    process: str
+    dialect: str  # what compiled code depends on beside its source
+    names: list[Names]  # what the pickle names
+    code: dict[str, str]  # digest of functions and classes, by module and name
+    values: dict[str, str]  # what they read, likewise
+    modules: dict[str, Module]  # by name
 
 
 def with_same_code(loaded: LoadedCode, load: Callable[[], Any]) -> Any:
@@ -77,7 +98,8 @@ def _note_stamps(loaded: LoadedCode, before: set[str]) -> None:
 
 def _differing(loaded: LoadedCode) -> dict[str, str]:
     """Return what is loaded here and differs, with what is here."""
-    walk = walked(loaded.names, loaded.modules.__contains__)
+    walk = Walk(loaded.modules.__contains__)
+    walk.follow(loaded.names)
     found = {}
     for theirs, own in ((loaded.code, walk.code), (loaded.values, walk.values)):
         for name, value in theirs.items():

@@ -13,6 +13,9 @@ from typing import Any
 
 from sparkdl.code import digest
 
+Names = tuple[str, str]
+"""A module, and the name of something in it."""
+
 _SCALARS = (int, float, complex, bool, str, bytes, type(None), type(...))
 _MOST = 2_000  # so many elements of a value are looked at; of a tensor a hundred times as many
 
@@ -32,16 +35,16 @@ class Walk:
         self._seen: dict[int, Any] = {}
         self._left = 0
 
-    def start(self, module: str, name: str) -> None:
-        """Follow what a module has under a name, of which the parts are separated by dots."""
-        value: Any = sys.modules.get(module)
-        for part in name.split("."):
-            value = getattr(value, part, None)
-        self._reach(value)
-
-    def bound(self, module: str, name: str, value: Any) -> None:
-        """Note what a name of a module stands for, and follow it."""
-        self._value(module, name, value)
+    def follow(self, names: Iterable[Names]) -> None:
+        """Follow what loaded modules have under names, of which the parts are separated by dots."""
+        for module, name in names:
+            value: Any = sys.modules.get(module)
+            own = {} if value is None else vars(value)
+            for part in name.split("."):
+                value = getattr(value, part, None)
+            self._reach(value)
+            if name in own and not isinstance(own[name], type | FunctionType | ModuleType):
+                self._value(module, name, own[name])
 
     def in_scope(self, function: FunctionType) -> list[tuple[str, str, Any]]:
         """Return module, name and value of what a function reads from modules of the user that it can see."""

@@ -114,13 +114,11 @@ class Frequency:
         usual[1:] = np.where(ahead[:-1] == 0, usual[1:], times[1:])
         return usual
 
-    def after(self, last: int, steps: Array, day: int | None = None) -> Array:
-        """Return the times so many steps after a time."""
+    def after(self, last: int, steps: Array, day: int) -> Array:
+        """Return the times so many steps after a time of a series on a day of the month, see :meth:`day`."""
         if self.unit not in _MONTHS:
-            found: Array = last + steps.astype(np.int64) * self.every * _FIXED.get(self.unit, 1)
-            return found
+            return last + steps.astype(np.int64) * self.every * _FIXED.get(self.unit, 1)
         time = np.array([last], np.int64)
-        day = self.day(time) if day is None else day
         months = _month(time) + steps.astype(np.int64) * self.every * _MONTHS[self.unit]
         starts = _start(months)
         lengths = (_start(months + 1) - starts) // _FIXED["D"]
@@ -130,11 +128,9 @@ class Frequency:
 
 def _month(times: Array) -> Array:
     """Return the months since 1970 of microseconds."""
-    months: Array = times.astype("datetime64[us]").astype("datetime64[M]").astype(np.int64)
-    return months
+    return times.astype("datetime64[us]").astype("datetime64[M]").astype(np.int64)
 
 
 def _start(months: Array) -> Array:
     """Return the microseconds at which months begin."""
-    times: Array = months.astype("datetime64[M]").astype("datetime64[us]").astype(np.int64)
-    return times
+    return months.astype("datetime64[M]").astype("datetime64[us]").astype(np.int64)

@@ -157,8 +157,7 @@ def _filled(values: Array, observed: Array, times: Array, id: Any, layout: Panel
         return np.where(observed, values, 0.0)
     if layout.missing == "linear":
         places = np.arange(len(values))
-        found: Array = np.interp(places, places[observed], values[observed])
-        return found
+        return np.interp(places, places[observed], values[observed])
     return values[last_known(observed)]
 
 
@@ -183,8 +182,7 @@ def _first(values: Array) -> list[int]:
 def last_known(known: Array) -> Array:
     """Return the place of the last known value up to each place, or of the first one before any."""
     first = int(np.argmax(known))
-    found: Array = np.maximum.accumulate(np.where(known, np.arange(len(known)), first))
-    return found
+    return np.maximum.accumulate(np.where(known, np.arange(len(known)), first))
 
 
 def _static(values: Array, id: Any, layout: PanelLayout) -> Array:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sparkdl.data.windows import Stretch
+from sparkdl.data.store.partition import Stretch
 from sparkdl.series.frequency import Frequency
 
 TARGET, PAST, KNOWN, STATIC = "target", "past", "known", "static"

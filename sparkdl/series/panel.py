@@ -14,7 +14,7 @@ from pyspark.sql import types as T
 from pyspark.sql.types import DataType
 
 from sparkdl.data.columns import quoted
-from sparkdl.data.schema import check_dataframe, check_no_stream
+from sparkdl.data.schema import check_dataframe, check_no_stream, missing_column
 from sparkdl.exceptions import ConfigError, DataError
 from sparkdl.series.grid import Series, on_grid
 from sparkdl.series.layout import PanelLayout
@@ -32,10 +32,7 @@ def check_columns(df: DataFrame, layout: PanelLayout) -> None:
     numbers = (layout.target, *layout.past, *layout.known, *layout.static)
     for name in [*([layout.id] if layout.id else []), layout.time, *numbers]:
         if name not in fields:
-            raise DataError(
-                f"column {name!r} is not in the DataFrame; it has {', '.join(sorted(fields))}",
-                code="data-column",
-            )
+            raise missing_column(df, name, "panel")
     if layout.id and isinstance(
         fields[layout.id], T.ArrayType | T.MapType | T.StructType | T.UserDefinedType
     ):

@@ -43,5 +43,4 @@ def divisor_of(centre: Array, size: Array) -> Array:
 
     A forecast is multiplied by the size itself, so that the one of a constant is the constant.
     """
-    found: Array = np.where(size > 0, size, np.where(centre != 0, np.abs(centre), 1.0))
-    return found
+    return np.where(size > 0, size, np.where(centre != 0, np.abs(centre), 1.0))

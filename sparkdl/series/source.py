@@ -17,8 +17,7 @@ from sparkdl.data.columns import ColumnPlan, Structure, TablePlan
 from sparkdl.data.dataset import Dataset
 from sparkdl.data.store.build import Partitions, StoreSource
 from sparkdl.data.store.dataframe import token_of, token_writer
-from sparkdl.data.store.partition import StoreBatch, Token
-from sparkdl.data.windows import windows_of
+from sparkdl.data.store.partition import StoreBatch, Token, windows_of
 from sparkdl.exceptions import ConfigError, DataError
 from sparkdl.series.grid import Series, last_known, scaled
 from sparkdl.series.layout import STATIC, TARGET, PanelLayout
@@ -50,8 +49,7 @@ class Cut:
         """
         last = length - layout.steps - layout.horizon
         first = length - self.held - layout.steps if self.validation else min(0, last)
-        found: Array = np.arange(last, first - 1, -self.stride)[::-1]
-        return found
+        return np.arange(last, first - 1, -self.stride)[::-1]
 
 
 def windows_dataset(

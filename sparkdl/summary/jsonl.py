@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from sparkdl import attempts
-from sparkdl.summary.ending import ending
-from sparkdl.summary.params import params
+from sparkdl.summary.params import ending, params
 from sparkdl.train.history import json_line
 from sparkdl.train.hooks.base import Hook
 from sparkdl.train.hooks.target import Target

@@ -6,8 +6,8 @@ import logging
 from collections.abc import Mapping
 
 from sparkdl import attempts
-from sparkdl.summary.ending import ending
 from sparkdl.summary.interval import Interval
+from sparkdl.summary.params import ending
 from sparkdl.train.hooks.base import Hook
 from sparkdl.train.options.triggers import EverySeconds, Trigger
 from sparkdl.train.run import Run

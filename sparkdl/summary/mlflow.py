@@ -16,9 +16,8 @@ from typing import Any
 
 from sparkdl import redaction
 from sparkdl._version import __version__
-from sparkdl.summary.ending import ending
 from sparkdl.summary.interval import Interval, Thinning
-from sparkdl.summary.params import params
+from sparkdl.summary.params import ending, params
 from sparkdl.train.hooks.base import Hook
 from sparkdl.train.hooks.of_run import add_to_every_run, remove_from_every_run
 from sparkdl.train.options.triggers import Trigger

@@ -1,4 +1,4 @@
-"""The options of a run as flat names and plain values, for tables."""
+"""A run in plain values: its options by flat names, for tables, and how it ended."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -22,6 +22,18 @@ _FEW = 16
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+>$")
 
 Plain = str | int | float
+Status = Literal["FINISHED", "FAILED", "KILLED"]
+
+
+def ending(run: Run) -> tuple[Status, str]:
+    """Return how a run ended, and the reason; for ``on_train_end``."""
+    error = run.error
+    if error is not None:
+        reason = redaction.text(f"{type(error).__name__}: {error}".split("\n")[0])
+        return "KILLED" if isinstance(error, KeyboardInterrupt) else "FAILED", reason
+    if run.stopped == "interrupt":
+        return "KILLED", "interrupt"
+    return "FINISHED", run.stopped or "end_when"
 
 
 def params(run: Run) -> dict[str, Plain]:

@@ -230,9 +230,11 @@ def test_digests_are_those_of_other_processes(write: Write, tmp_path: Path, opti
         (tmp_path / f"same_{number}.py").write_text(text)
         names.append((f"same_{number}", "loss"))
     program = (
-        "import importlib, json, sys; from sparkdl.code import loaded, modules; names = json.loads(sys.argv[1]);"
+        "import importlib, json, sys; from sparkdl.code import modules; from sparkdl.code.walk import Walk;"
+        "names, walk = json.loads(sys.argv[1]), Walk(modules.is_users);"
         "[importlib.import_module(name) for name, _ in names];"
-        "print(json.dumps(loaded.walked(names, modules.is_users).code))"
+        "walk.follow(names);"
+        "print(json.dumps(walk.code))"
     )
     found = []
     for seed in ("1", "2"):

@@ -44,7 +44,7 @@ def test_the_times_after_are_those_of_pandas(text: str) -> None:
     )
     frequency = Frequency.of(text)
     assert (frequency.steps(times) == np.arange(30)).all()
-    assert (frequency.after(int(times[4]), np.arange(1, 26)) == times[5:]).all()
+    assert (frequency.after(int(times[4]), np.arange(1, 26), frequency.day(times)) == times[5:]).all()
 
 
 def test_the_last_day_of_a_month_stays_the_last_one() -> None:
@@ -56,8 +56,8 @@ def test_the_last_day_of_a_month_stays_the_last_one() -> None:
     )
     frequency = Frequency.of("M")
     assert (frequency.steps(ends) == np.arange(14)).all()
-    assert (frequency.after(int(ends[0]), np.arange(1, 14)) == ends[1:]).all()
-    (kept,) = frequency.after(int(micros("2024-01-30T06:00")[0]), np.array([1]))
+    assert (frequency.after(int(ends[0]), np.arange(1, 14), frequency.day(ends)) == ends[1:]).all()
+    (kept,) = frequency.after(int(micros("2024-01-30T06:00")[0]), np.array([1]), 30)
     assert np.datetime64(int(kept), "us").item() == datetime(2024, 2, 29, 6)
 
 

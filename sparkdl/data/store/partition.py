@@ -22,7 +22,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
@@ -47,6 +47,15 @@ class PartitionMissingError(Exception):
     """A token points to files that this executor cannot see: the block must be rebuilt."""
 
 
+class Stretch(NamedTuple):
+    """A column of a window: a stretch of stored rows."""
+
+    key: str  # of the column
+    stored: str  # key of the stored column
+    offset: int  # where it begins, in stored rows after the first one of the window
+    length: int  # stored rows; 0 for one row, without a dimension of its own
+
+
 @dataclass(frozen=True, slots=True)
 class Token:
     """The path and content of a partition of the store."""
@@ -67,9 +76,7 @@ class Token:
     # are all of them
     view: str = ""
     stored: int = 0  # rows in the files, if there is a view
-    # (key, stored column, offset, length) of each column of a view whose rows are windows, see
-    # :mod:`sparkdl.data.windows`
-    stretches: tuple[tuple[str, str, int, int], ...] = ()
+    stretches: tuple[Stretch, ...] = ()  # the columns of a view whose rows are windows, see `windows_of`
     seconds: float = 0.0  # that it took to compute columns which were added to those of the source
     # to how many partitions the rows were dealt as :mod:`sparkdl.data.streams` says, these in the order of
     # the source; 0 if the partition has its rows by another rule
@@ -87,14 +94,14 @@ class Token:
         """Deserialize."""
         meta: dict[str, Any] = dict(message.meta)
         meta["columns"] = tuple((key, dtype, tuple(shape)) for key, dtype, shape in meta["columns"])
-        meta["stretches"] = tuple(tuple(item) for item in meta["stretches"])
+        meta["stretches"] = tuple(Stretch(*item) for item in meta["stretches"])
         return cls(**meta)
 
     @property
     def stored_columns(self) -> tuple[tuple[str, str, tuple[int, ...]], ...]:
         """The columns in the files, where those of the token are stretches of them."""
         pairs = zip(self.columns, self.stretches, strict=False)
-        found = {key: (key, d, s[1:] if length else s) for (_, d, s), (_, key, _, length) in pairs}
+        found = {part.stored: (part.stored, d, s[1:] if part.length else s) for (_, d, s), part in pairs}
         return tuple(found.values())
 
     @property
@@ -145,7 +152,7 @@ def write_partition(
     partitions rows were dealt to streams; 0 if they were not. Raises DataError if shapes differ.
     """
     known: dict[str, ColumnPlan] = {plan.key: plan for plan in plans}
-    rows, sums = 0, RowSums()
+    rows, ragged_bytes, sums = 0, 0, RowSums()
     content = dict.fromkeys(known, 0)
     filled: dict[str, int] = {}  # values so far, of ragged columns
     with new_partition(store, partition) as (draft, final), ExitStack() as stack:
@@ -164,6 +171,7 @@ def write_partition(
                 lengths = None
                 if known[key].ragged:
                     values, lengths = joined(values)
+                    ragged_bytes += values.nbytes
                     ends = filled.get(key, 0) + np.cumsum(lengths)
                     filled[key] = int(ends[-1])
                     files[f"{key}{_ENDS}"].write(ends.data)
@@ -175,11 +183,8 @@ def write_partition(
     sums.end()
     columns = tuple((p.key, p.dtype or "", p.shape or ()) for p in known.values()) if rows else ()
     whole = zlib.crc32(repr(content).encode())
-    filled_bytes = sum(
-        filled[p.key] * _value_bytes(p.dtype or "", p.shape or ()) for p in known.values() if p.key in filled
-    )
     token = Token(store, partition, rows, str(final), executor, columns, dealt=dealt)
-    return replace(token, positions=sums.positions, content=whole, values=sums.values, ragged=filled_bytes)
+    return replace(token, positions=sums.positions, content=whole, values=sums.values, ragged=ragged_bytes)
 
 
 @contextmanager
@@ -217,8 +222,8 @@ def read_rows(token: Token, rows: Array, keys: Collection[str] | None = None) ->
     count, rows = _in_files(folder, token, rows)
     wanted = [column for column in token.columns if keys is None or column[0] in keys]
     if token.stretches:
-        places = {key: place for key, *place in token.stretches}
-        return {k: _gather_stretch(folder, places[k], d, shape, count, rows) for k, d, shape in wanted}
+        parts = {part.key: part for part in token.stretches}
+        return {k: _gather_stretch(folder, parts[k], d, shape, count, rows) for k, d, shape in wanted}
     return {
         key: _gather_ragged(folder, key, dtype, shape, count, rows)
         if is_ragged(shape)
@@ -280,6 +285,20 @@ def view_of(token: Token, name: str, rows: Array) -> Token:
     return replace(token, rows=len(rows), view=name, stored=stored, dealt=0)
 
 
+def windows_of(token: Token, name: str, starts: Array, stretches: Sequence[Stretch]) -> Token:
+    """Return the token of a view whose rows are windows: stretches of stored rows, which may overlap.
+
+    The steps of series lie in the files once: a row of the view is the number of its first stored row, and
+    each of its columns is a stretch of stored rows at an offset from there.
+    """
+    stored = {key: (dtype, shape) for key, dtype, shape in token.columns}
+    columns = []
+    for part in stretches if stored and len(starts) else ():
+        dtype, shape = stored[part.stored]
+        columns.append((part.key, dtype, (part.length, *shape) if part.length else shape))
+    return replace(view_of(token, name, starts), columns=tuple(columns), stretches=tuple(stretches))
+
+
 def _in_files(folder: Path, token: Token, rows: Array) -> tuple[int, Array]:
     """Return how many rows lie in a partition's files, and the numbers there of rows of a token."""
     if not token.view:
@@ -300,11 +319,6 @@ def read_positions(token: Token, rows: Array) -> Array:
     return _gather(folder, _POSITIONS, "int64", (count,), rows)
 
 
-def _value_bytes(dtype: str, shape: tuple[int, ...]) -> int:
-    """Return the bytes of one value of a ragged column, of which a row has any number."""
-    return math.prod(shape[1:]) * np.dtype(dtype).itemsize
-
-
 def _gather_ragged(
     folder: Path, key: str, dtype: str, shape: tuple[int, ...], count: int, rows: Array
 ) -> Array:
@@ -321,12 +335,13 @@ def _gather_ragged(
 
 
 def _gather_stretch(
-    folder: Path, place: Sequence[Any], dtype: str, shape: tuple[int, ...], count: int, rows: Array
+    folder: Path, part: Stretch, dtype: str, shape: tuple[int, ...], count: int, rows: Array
 ) -> Array:
-    """Gather, for each row, the stretch of stored rows at ``place``: stored column, offset and length."""
-    key, offset, length = place
-    at = (rows + offset)[:, None] + np.arange(length) if length else rows + offset
-    return _gather(folder, key, dtype, (count, *(shape[1:] if length else shape)), at)
+    """Gather a stretch of stored rows for each row."""
+    first = rows + part.offset
+    if not part.length:
+        return _gather(folder, part.stored, dtype, (count, *shape), first)
+    return _gather(folder, part.stored, dtype, (count, *shape[1:]), first[:, None] + np.arange(part.length))
 
 
 def _gather(folder: Path, key: str, dtype: str, shape: tuple[int, ...], rows: Array) -> Array:
@@ -341,8 +356,7 @@ def _gather(folder: Path, key: str, dtype: str, shape: tuple[int, ...], rows: Ar
     except FileNotFoundError:
         raise PartitionMissingError(str(folder)) from None
     # The mapping is closed with the last array that views it: np.take copies, so right here.
-    taken: Array = np.take(np.frombuffer(mapped, dtype).reshape(shape), rows, axis=0)
-    return taken
+    return np.take(np.frombuffer(mapped, dtype).reshape(shape), rows, axis=0)
 
 
 def locate(token: Token) -> Path:
