@@ -255,8 +255,7 @@ class AutoForecastModel(Model):
         self.result = result
 
     def _transform(self, dataset: DataFrame) -> DataFrame:
-        found: DataFrame = self.bestModel.transform(dataset)
-        return found
+        return self.bestModel.transform(dataset)
 
 
 def with_candidate(estimator: TimeSeriesEstimator, params: Mapping[str, Any]) -> TimeSeriesEstimator:

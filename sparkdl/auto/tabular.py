@@ -16,6 +16,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql.types import BooleanType, DecimalType, FractionalType, StringType
 
 from sparkdl.auto.leaderboard import Entry, Leaderboard, entries_of
+from sparkdl.data.schema import missing_column
 from sparkdl.exceptions import ConfigError, DataError, SparkdlWarning
 from sparkdl.metrics import LOSS
 from sparkdl.ml.estimators.estimator import TorchClassifier, TorchRegressor
@@ -190,10 +191,7 @@ class AutoTabular(Estimator[Any]):
             return self.task
         kinds = {found.name: found.dataType for found in df.schema.fields}
         if self.labelCol not in kinds:
-            raise DataError(
-                f"label column {self.labelCol!r} is not in the DataFrame; it has {', '.join(sorted(kinds))}",
-                code="data-column",
-            )
+            raise missing_column(df, self.labelCol, "label")
         kind = kinds[self.labelCol]
         if isinstance(kind, StringType | BooleanType):
             return "classification"

@@ -125,6 +125,15 @@ def as_column(chosen: ColumnLike) -> Column:
     return chosen if isinstance(chosen, Column) else Column(chosen)
 
 
+def unread_bytes(what: str, name: str) -> DataError:
+    """Return the error of a binary column for which no shape is given."""
+    return DataError(
+        f"{what} {name!r} is binary: say how to read its bytes, for example Column({name!r}, shape=(28, 28), "
+        "dtype='uint8')",
+        code="data-type",
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Structure:
     """How stored columns group into what the module or the loss is called with."""

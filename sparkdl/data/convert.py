@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sparkdl.data import ragged
-from sparkdl.data.columns import ColumnPlan, name_id
+from sparkdl.data.columns import ColumnPlan
 from sparkdl.exceptions import DataError
 from sparkdl.wire.frame import Array
 
@@ -22,11 +22,6 @@ _ADVICE = "pad or filter them; collate=Pad() of a Dataset or of Trainer.fit pads
 
 RowName = Callable[[int], str]
 """Names a row of the current batch, for errors."""
-
-
-def row_namer(row_ids: Array) -> RowName:
-    """Name rows by Spark's ``monotonically_increasing_id``: input partition and row in it."""
-    return lambda index: name_id(int(row_ids[index]))
 
 
 def is_null(value: Any) -> bool:

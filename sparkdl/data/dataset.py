@@ -67,8 +67,14 @@ class Dataset:
 
     Build one with :meth:`from_dataframe`, :meth:`from_rdd` or :meth:`from_numpy`. Checks of the
     schema happen at once; the rows are converted when they are first needed and kept until
-    :meth:`release` (or the end of a ``with`` block, or of the application). ``source`` gives the rows,
-    ``feature_columns`` names the columns that the features are made of.
+    :meth:`release` (or the end of a ``with`` block, or of the application).
+
+    Attributes:
+        spark: the session whose executors hold the rows.
+        plan: the columns and how they group.
+        source: gives the rows.
+        feature_columns: names of the columns that the features are made of.
+        num_partitions: what the Dataset was made with.
     """
 
     def __init__(
@@ -96,10 +102,10 @@ class Dataset:
             )
         self.access: Access = access or access_to(spark)
         self.access.check_files()
-        self._spark = spark
+        self.spark = spark
         self.source = source
-        self._num_partitions = num_partitions
-        self._plan = plan
+        self.num_partitions = num_partitions
+        self.plan = plan
         self._peeked: dict[str, Array] | None = None
         self._first: dict[str, Array] | None = None
         self._store: PartitionStore | None = None
@@ -466,16 +472,6 @@ class Dataset:
 
     # -- what it holds ------------------------------------------------------------------------
 
-    @property
-    def spark(self) -> SparkSession:
-        """The session whose executors hold the rows."""
-        return self._spark
-
-    @property
-    def plan(self) -> TablePlan:
-        """The columns and how they group."""
-        return self._plan
-
     def peek(self) -> dict[str, Array]:
         """Return the first rows (at most two) as arrays by column key, before any store is built.
 
@@ -486,11 +482,11 @@ class Dataset:
             if self._peeked is None:
                 self.access.check_alive()
                 with described(self.access, "sparkdl: look at the first rows"):
-                    rows = self.source.peek(self._plan, _PEEK_ROWS)
+                    rows = self.source.peek(self.plan, _PEEK_ROWS)
                 if not rows or not len(next(iter(rows.values()))):
                     raise DataError("the Dataset is empty: there is nothing to train on", code="data-empty")
-                columns = tuple(c.resolved(*kind_of(rows[c.key])) for c in self._plan.columns)
-                self._plan = replace(self._plan, columns=columns)
+                columns = tuple(c.resolved(*kind_of(rows[c.key])) for c in self.plan.columns)
+                self.plan = replace(self.plan, columns=columns)
                 self._peeked = rows
             return self._peeked
 
@@ -505,13 +501,12 @@ class Dataset:
             if self._first is None or len(next(iter(self._first.values()))) != count:
                 try:
                     with described(self.access, "sparkdl: look at the first rows"):
-                        found = self.source.peek(self._plan, count)
+                        found = self.source.peek(self.plan, count)
                 except DataError:
                     found = peeked
-                order = [np.sort(np.arange(count) % len(values)) for values in found.values()]
                 self._first = {
-                    key: np.take(values, rows, axis=0)
-                    for (key, values), rows in zip(found.items(), order, strict=True)
+                    key: np.take(values, np.sort(np.arange(count) % len(values)), axis=0)
+                    for key, values in found.items()
                 }
             return self._first
 
@@ -526,15 +521,10 @@ class Dataset:
             if self._store is None:
                 self.peek()
                 available = self.access.executors()
-                alone = min(available.count, self.source.most_partitions(self._plan))
-                count = alone if self._num_partitions is None else self._num_partitions
-                self._store = build_store(self.access, self.source, self._plan, self.id, count, available)
+                alone = min(available.count, self.source.most_partitions(self.plan))
+                count = alone if self.num_partitions is None else self.num_partitions
+                self._store = build_store(self.access, self.source, self.plan, self.id, count, available)
             return self._store
-
-    @property
-    def num_partitions(self) -> Partitions:
-        """What the Dataset was made with."""
-        return self._num_partitions
 
     @contextmanager
     def repartitioned(self, num_partitions: int) -> Iterator[PartitionStore]:
@@ -555,7 +545,7 @@ class Dataset:
                 return
             available = self.access.executors()
             new = build_store(
-                self.access, self.source, self._plan, uuid.uuid4().hex, num_partitions, available
+                self.access, self.source, self.plan, uuid.uuid4().hex, num_partitions, available
             )
             self._store = new
             try:
@@ -573,9 +563,9 @@ class Dataset:
         Of rows that stay in their files it is a scan of its own. Otherwise it takes its share of each
         partition, and has the store's files: it costs 8 bytes per row, its numbers in these files.
         """
-        source, given = self.source.part(self._plan, share), self._num_partitions
+        source, given = self.source.part(self.plan, share), self.num_partitions
         if source is not None:
-            most = source.most_partitions(self._plan)
+            most = source.most_partitions(self.plan)
             return self._with(source, min(given, most) if isinstance(given, int) else given)
         stored = self.store().rows
         if not sum(map(share.count, stored)):
@@ -589,7 +579,7 @@ class Dataset:
 
     def split(self, fraction: float, seed: int) -> list[Dataset]:
         """Divide a DataFrame's rows for training and validation; DataError if it gives others each time."""
-        found = [self._with(part, None) for part in self.source.split(self._plan, fraction, seed)]
+        found = [self._with(part, None) for part in self.source.split(self.plan, fraction, seed)]
         for what, part in zip(("training", "validation"), found, strict=True):
             try:
                 part.peek()
@@ -607,7 +597,7 @@ class Dataset:
     def _with(self, source: StoreSource, num_partitions: Partitions) -> Dataset:
         """Return a Dataset of other rows in the same columns."""
         other = copy.copy(self)
-        other.source, other._num_partitions = source, num_partitions
+        other.source, other.num_partitions = source, num_partitions
         other._peeked = other._first = other._store = None
         other._lock, other.id = threading.RLock(), uuid.uuid4().hex
         return other
@@ -621,14 +611,14 @@ class Dataset:
         return sampler.iterations_per_epoch(len(self), batch_size)
 
     def __repr__(self) -> str:
-        columns = ", ".join(f"{c.source}: {_kind(c)}" for c in self._plan.columns)
+        columns = ", ".join(f"{c.source}: {_kind(c)}" for c in self.plan.columns)
         return f"Dataset({columns})"
 
     def _repr_html_(self) -> str:
-        roles = dict.fromkeys(self._plan.features.keys, "features")
-        roles |= dict.fromkeys(self._plan.label.keys, "label")
-        rows = [(c.source, roles.get(c.key, "weight"), _kind(c)) for c in self._plan.columns]
-        facts: dict[str, object] = {"partitions": self._num_partitions or "one per executor"}
+        roles = dict.fromkeys(self.plan.features.keys, "features")
+        roles |= dict.fromkeys(self.plan.label.keys, "label")
+        rows = [(c.source, roles.get(c.key, "weight"), _kind(c)) for c in self.plan.columns]
+        facts: dict[str, object] = {"partitions": self.num_partitions or "one per executor"}
         if self._store is not None:  # showing it starts no job
             parts = self._store.partitions
             facts = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from itertools import islice
@@ -14,7 +14,7 @@ import numpy as np
 
 from sparkdl import seeding
 from sparkdl._spark.frames import frames_of
-from sparkdl.access.base import Access, BytesRef, Frames, Published
+from sparkdl.access.base import Access, BytesRef, Frames
 from sparkdl.code import pickling
 from sparkdl.data.columns import STORED_DTYPES, ColumnPlan, TablePlan, make_plan, structure_of
 from sparkdl.data.convert import from_rows
@@ -78,12 +78,8 @@ def plan_items(dataset: Any, has_label: bool, ragged: bool) -> TablePlan:
         raise DataError("the torch dataset is empty: there is nothing to train on", code="data-empty")
     item = dataset[0]
     plan = plan_element(as_arrays(item), has_label, False, ragged, arrays=True)
-    values: Any = list(item) if has_label else [item]
-    found = plan.features.disassemble(values[0]) if isinstance(values[0], tuple | Mapping) else {}
-    found = found or dict.fromkeys(plan.features.keys, values[0])
-    if has_label:
-        single = plan.label.kind == "single"
-        found |= {plan.label.keys[0]: values[1]} if single else plan.label.disassemble(values[1])
+    features, label = item if has_label else (item, None)
+    found = plan.features.disassemble(features) | plan.label.disassemble(label)
     tensors = {key: str(array_of(value).dtype) for key, value in found.items() if isinstance(value, Tensor)}
     kept = {key: dtype for key, dtype in tensors.items() if dtype in STORED_DTYPES}
     return replace(plan, columns=tuple(replace(c, dtype=kept.get(c.key)) for c in plan.columns))
@@ -109,8 +105,7 @@ def array_of(tensor: Tensor) -> Array:
     import torch
 
     tensor = tensor.detach().cpu()
-    found: Array = (tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor).numpy()
-    return found
+    return (tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor).numpy()
 
 
 # -- elements of an RDD -------------------------------------------------------------------------
@@ -138,7 +133,7 @@ class RddSource(StoreSource):
             positioned = positioned.repartitionAndSortWithinPartitions(
                 partitions, partial(_dealt, places, partitions)
             )
-        return frames_of(positioned.mapPartitionsWithIndex(rows_writer(store, plan, dealt, places)))
+        return frames_of(positioned.mapPartitionsWithIndex(partial(_write_rows, store, plan, dealt, places)))
 
     def _counts(self) -> list[int]:
         """Return the rows of each partition but the last one."""
@@ -164,21 +159,16 @@ def _dealt(places: Places | None, partitions: int, position: tuple[int, int]) ->
     return places.stream(*position) % partitions if places is not None else 0
 
 
-def rows_writer(
-    store: str, plan: TablePlan, dealt: int = 0, places: Places | None = None
-) -> Callable[[int, Iterable[Any]], Iterator[bytes]]:
-    """Return the partition function that writes RDD elements of ((partition, row), element)."""
-
-    def write(partition: int, elements: Iterable[Any]) -> Iterator[bytes]:
-        stream = iter(elements)
-        stacked = _stack(plan, stream)
-        if places is not None:
-            stacked = places.check(stacked, partition, dealt)
-        yield token_of(store, plan.columns, partition, stacked, dealt).to_frame()
-        for _ in stream:
-            pass
-
-    return write
+def _write_rows(
+    store: str, plan: TablePlan, dealt: int, places: Places | None, partition: int, elements: Iterable[Any]
+) -> Iterator[bytes]:
+    """Write RDD elements of ((partition, row), element)."""
+    stream = iter(elements)
+    stacked = _stack(plan, stream)
+    if places is not None:
+        stacked = places.check(stacked, partition, dealt)
+    yield token_of(store, plan.columns, partition, stacked, dealt).to_frame()
+    deque(stream, maxlen=0)  # after an error: see token_writer
 
 
 def _stack(plan: TablePlan, elements: Iterator[Any]) -> Iterator[StoreBatch]:
@@ -224,7 +214,6 @@ class TorchSource(StoreSource):
 
     def __init__(self, dataset: Any) -> None:
         self._dataset = dataset
-        self._sent: Published | None = None
 
     def peek(self, plan: TablePlan, rows: int) -> dict[str, Array]:
         """See :class:`StoreSource`."""
@@ -239,13 +228,13 @@ class TorchSource(StoreSource):
         check_partitions(partitions)
         count = len(self._dataset)
         if self._sent is None:
-            self._sent = access.send(_pickled(self._dataset))
+            self._sent = access.send(_as_code(self._dataset))
         pieces = (
             (p, piece)
             for p in range(partitions)
-            for piece in cut(p, [pickled(Dealt(count, p, partitions))], _DEALT_BYTES)
+            for piece in cut(p, [_pickled(Dealt(count, p, partitions))], _DEALT_BYTES)
         )
-        write = items_writer(store, plan, self._sent.ref, as_arrays)
+        write = partial(_write_items, store, plan, self._sent.ref)
         return access.stage(access.scattered(pieces, partitions), write, self._sent.broadcasts)
 
     def first(self, rows: int) -> StoreSource:
@@ -254,14 +243,8 @@ class TorchSource(StoreSource):
 
         return TorchSource(Subset(self._dataset, range(min(rows, len(self._dataset)))))
 
-    def release(self) -> None:
-        """See :class:`StoreSource`."""
-        sent, self._sent = self._sent, None
-        if sent is not None:
-            sent.release()
 
-
-def _pickled(dataset: Any) -> bytes:
+def _as_code(dataset: Any) -> bytes:
     try:
         return pickling.dumps(dataset)
     except Exception as error:
@@ -271,23 +254,19 @@ def _pickled(dataset: Any) -> bytes:
         ) from error
 
 
-def items_writer(
-    store: str, plan: TablePlan, dataset: BytesRef, convert_item: Callable[[Any], Any]
-) -> Callable[[int, Iterator[bytes]], Iterator[bytes]]:
-    """Return the task that writes a partition of the items of a dataset, given which of them it has."""
+def _write_items(
+    store: str, plan: TablePlan, dataset: BytesRef, partition: int, arriving: Iterator[bytes]
+) -> Iterator[bytes]:
+    """Write a partition of the items of a dataset, given which of them it has."""
+    (own,) = (pickle.loads(data) for data in joined(arriving))
 
-    def write(partition: int, arriving: Iterator[bytes]) -> Iterator[bytes]:
-        (own,) = (pickle.loads(data) for data in joined(arriving))
+    def items() -> Iterator[tuple[tuple[int, int], Any]]:
+        found = pickling.loads(dataset.read(once=True))
+        for number in own.numbers().tolist():
+            yield (0, number), as_arrays(found[number])
 
-        def items() -> Iterator[tuple[tuple[int, int], Any]]:
-            found = pickling.loads(dataset.read(once=True))
-            for number in own.numbers().tolist():
-                yield (0, number), convert_item(found[number])
-
-        yield token_of(store, plan.columns, partition, _stack(plan, items()), own.partitions).to_frame()
-        deque(arriving, maxlen=0)  # after an error: see arrow_writer
-
-    return write
+    yield token_of(store, plan.columns, partition, _stack(plan, items()), own.partitions).to_frame()
+    deque(arriving, maxlen=0)  # after an error: see token_writer
 
 
 # -- arrays of the driver -----------------------------------------------------------------------
@@ -310,12 +289,12 @@ class ArraySource(StoreSource):
         check_partitions(partitions)
         rows = len(next(iter(self._arrays.values())))
         chunks = (
-            (p, pickled(own, {key: array[own.numbers()] for key, array in self._arrays.items()}))
+            (p, _pickled((own, {key: array[own.numbers()] for key, array in self._arrays.items()})))
             for p, own in ((p, Dealt(rows, p, partitions)) for p in range(partitions))
         )
         # In pieces: what the driver holds travels inside tasks, and Spark warns of large ones.
         pieces = ((p, piece) for p, chunk in chunks for piece in cut(p, [chunk], _TASK_BYTES))
-        return access.stage(access.scattered(pieces, partitions), arrays_writer(store, plan))
+        return access.stage(access.scattered(pieces, partitions), partial(_write_arrays, store, plan))
 
     def first(self, rows: int) -> StoreSource:
         """See :class:`StoreSource`."""
@@ -332,22 +311,18 @@ class ArraySource(StoreSource):
         return ArraySource({key: array[rows] for key, array in self._arrays.items()})
 
 
-def pickled(own: Dealt, arrays: Mapping[str, Array] | None = None) -> bytes:
-    """Return rows as :func:`arrays_writer` reads them, or which these are; the task checks the dtypes."""
-    return pickle.dumps(own if arrays is None else (own, arrays), protocol=pickle.HIGHEST_PROTOCOL)
+def _pickled(own: Dealt | tuple[Dealt, dict[str, Array]]) -> bytes:
+    """Return which rows a partition has, or these; the task checks the dtypes."""
+    return pickle.dumps(own, protocol=pickle.HIGHEST_PROTOCOL)
 
 
-def arrays_writer(store: str, plan: TablePlan) -> Callable[[int, Iterator[bytes]], Iterator[bytes]]:
-    """Return the task that writes a partition of what :func:`pickled` returned, which arrives in pieces."""
-
-    def write(partition: int, arriving: Iterator[bytes]) -> Iterator[bytes]:
-        ((own, arrays),) = (pickle.loads(data) for data in joined(arriving))
-        numbers = own.numbers()
-        converted = ((numbers, convert_numpy(plan, arrays, numbers)) for _ in range(1))
-        yield token_of(store, plan.columns, partition, converted, own.partitions).to_frame()
-        deque(arriving, maxlen=0)  # after an error: see arrow_writer
-
-    return write
+def _write_arrays(store: str, plan: TablePlan, partition: int, arriving: Iterator[bytes]) -> Iterator[bytes]:
+    """Write a partition of arrays, which arrive in pieces with what says which of all rows these are."""
+    ((own, arrays),) = (pickle.loads(data) for data in joined(arriving))
+    numbers = own.numbers()
+    converted = ((numbers, convert_numpy(plan, arrays, numbers)) for _ in range(1))
+    yield token_of(store, plan.columns, partition, converted, own.partitions).to_frame()
+    deque(arriving, maxlen=0)  # after an error: see token_writer
 
 
 def convert_numpy(

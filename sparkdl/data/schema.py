@@ -26,6 +26,7 @@ from sparkdl.data.columns import (
     described,
     plan_columns,
     quoted,
+    unread_bytes,
 )
 from sparkdl.data.convert import RowName, from_arrow, from_rows
 from sparkdl.data.sparse import are_vectors, check_dense, of_rows, planned, spread
@@ -150,11 +151,7 @@ def _plan_column(
         expression = F.when(expression.isNotNull(), vector_to_array(expression))
     elif kind == "binary":
         if column.shape is None:
-            raise DataError(
-                f"{role} column {column.name!r} is binary: say how to read its bytes, "
-                f"for example Column({column.name!r}, shape=(28, 28), dtype='uint8')",
-                code="data-type",
-            )
+            raise unread_bytes(f"{role} column", column.name)
     elif kind != "numeric":
         raise DataError(
             f"{role} column {column.name!r} has type {field.dataType.simpleString()}: {kind}",
@@ -298,11 +295,7 @@ def _convert(plan: ColumnPlan, series: Any, vectors: _Vectors) -> Array:
         return from_rows(plan, vectors[plan.source][plan.part], name)
     if listed and isinstance(listed[0], bytes):
         if plan.shape is None:
-            raise DataError(
-                f"column {plan.source!r} is binary: say how to read its bytes, for example "
-                f"Column({plan.source!r}, shape=(28, 28), dtype='uint8')",
-                code="data-type",
-            )
+            raise unread_bytes("column", plan.source)
         binary = replace(plan, binary=True, dtype=plan.dtype or "uint8")
         return from_arrow(binary, pa.array(listed, pa.large_binary()), name)
     if plan.shape:  # flat arrays are reshaped

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from sparkdl import seeding
 from sparkdl._spark.tasks import task_resources
-from sparkdl.access.base import Access, BytesRef, Frames, Published
+from sparkdl.access.base import Access, BytesRef, Frames
 from sparkdl.data.collate import Collate
 from sparkdl.data.columns import ColumnPlan, Structure, TablePlan
 from sparkdl.data.dataset import Dataset
@@ -32,7 +32,6 @@ from sparkdl.data.store.partition import StoreBatch, Token
 from sparkdl.distill.teachers import Answering
 from sparkdl.exceptions import ModelError
 from sparkdl.nn import serialize
-from sparkdl.nn.batch import Batch
 from sparkdl.nn.numerics import device_of_task
 from sparkdl.train.passes.sweep import BatchReader, located, rows_per_batch
 from sparkdl.train.shipped import threads_per_task
@@ -96,8 +95,7 @@ class LogitEncoding:
 
 
 def _bits(values: Tensor) -> Array:
-    found: Array = values.contiguous().to(torch.bfloat16).view(torch.int16).numpy()
-    return found
+    return values.contiguous().to(torch.bfloat16).view(torch.int16).numpy()
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,14 +107,6 @@ class Labelling:
     batch_size: int  # rows of a forward pass
     seed: int  # of random numbers of the Dataset's transform
 
-    def columns(self, batch: Batch, device: str) -> dict[str, Array]:
-        """Return the columns of a batch, by key."""
-        found: dict[str, Array] = {}
-        batch = batch.to(device)
-        for teacher, encoding in self.teachers:
-            found |= encoding.encode(teacher(batch))
-        return found
-
     def batches(self, token: Token) -> Iterator[StoreBatch]:
         """Yield the columns of a partition."""
         seeding.seed_task(self.seed, 0, 0, token.partition)
@@ -125,7 +115,11 @@ class Labelling:
             teacher.to(device)
         for rows, batch in self.reader.batches(token, self.batch_size):
             with located(token, rows):
-                yield rows.numbers, self.columns(batch, device)
+                batch = batch.to(device)
+                found: dict[str, Array] = {}
+                for teacher, encoding in self.teachers:
+                    found |= encoding.encode(teacher(batch))
+                yield rows.numbers, found
 
 
 def _label(
@@ -162,7 +156,6 @@ class LabelledSource(StoreSource):
         self._source, self._plan = source, plan
         self._labelling, self._plans = labelling, tuple(plans)
         self._peeked = dict(peeked)
-        self._sent: Published | None = None
 
     def peek(self, plan: TablePlan, rows: int) -> dict[str, Array]:
         """See :class:`sparkdl.data.store.build.StoreSource`."""
@@ -179,12 +172,6 @@ class LabelledSource(StoreSource):
         task = partial(_label, self._sent.ref, self._plans, keys, threads)
         return access.stage(written, task, self._sent.broadcasts, profile=access.profile(threads))
 
-    def release(self) -> None:
-        """Delete the teachers from the executors."""
-        sent, self._sent = self._sent, None
-        if sent is not None:
-            sent.release()
-
 
 @dataclass(frozen=True, slots=True)
 class Beside:
@@ -196,20 +183,15 @@ class Beside:
 
     def __call__(self, rows: list[Any]) -> Any:
         """Return inputs and label."""
-        features, labels = [row for row, _ in rows], [label for _, label in rows]
-        more = {name: torch.stack([label[name] for label in labels]) for name in self.more}
+        more = {name: torch.stack([label[name] for _, label in rows]) for name in self.more}
         if self.label.kind == "none":
-            return self.collate(features), more
+            return self.collate([row for row, _ in rows]), more
         if self.label.kind == "single":
-            inputs, own = self.collate(
-                [(f, label["label"]) for f, label in zip(features, labels, strict=True)]
-            )
+            inputs, own = self.collate([(row, label["label"]) for row, label in rows])
             return inputs, {"label": own, **more}
-        own_rows = [
-            (f, {name: label[name] for name in self.label.names})
-            for f, label in zip(features, labels, strict=True)
-        ]
-        inputs, own = self.collate(own_rows)
+        inputs, own = self.collate(
+            [(row, {name: label[name] for name in self.label.names}) for row, label in rows]
+        )
         return inputs, {**own, **more}
 
 

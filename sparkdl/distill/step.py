@@ -87,5 +87,4 @@ class DistillStep(nn.Module):
 
 def label_of(label: Any) -> Tensor | None:
     """Return the label itself among the entries of a batch's label."""
-    found: Tensor | None = label.get(LABEL) if isinstance(label, Mapping) else label
-    return found
+    return label.get(LABEL) if isinstance(label, Mapping) else label

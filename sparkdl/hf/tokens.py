@@ -145,7 +145,7 @@ class TokenEncoding:
     """Turns texts into columns of token numbers."""
 
     text: str  # a ``tokenizer.json``
-    outputs: tuple[str, ...]  # those of :data:`INPUTS` to make
+    names: tuple[str, ...]  # those of :data:`INPUTS` to make, fields of the struct that is returned
     length: int  # most tokens of a text
     pad_token: str | None = None  # fills texts up to ``length``; ``None`` to leave them as they are
     padding_side: str = "right"  # where they are filled up
@@ -161,11 +161,6 @@ class TokenEncoding:
         """Number of columns that are passed."""
         return 2 if self.pairs else 1
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Fields of the struct that is returned."""
-        return self.outputs
-
     def __call__(self, batches: Iterator[pa.Array | tuple[pa.Array, ...]]) -> Iterator[pa.Array]:
         """Return a struct of lists for each batch of texts; DataError names the row of a null text."""
         return self.score(batches)
@@ -179,12 +174,12 @@ class TokenEncoding:
 
     def nulls(self, rows: int) -> pa.Array:
         """Return the results of rows that have none."""
-        return pa.nulls(rows, pa.struct([(name, pa.list_(pa.int32())) for name in self.outputs]))
+        return pa.nulls(rows, pa.struct([(name, pa.list_(pa.int32())) for name in self.names]))
 
     def tokens(self, *texts: str) -> dict[str, list[int]]:
         """Return the numbers of one text, or of a pair."""
         encoded = self._encoded(tuple(pa.array([text]) for text in texts), 0)[0].as_py()
-        return {name: encoded[name] for name in self.outputs}
+        return {name: encoded[name] for name in self.names}
 
     def _encoded(self, columns: tuple[pa.Array, ...], row: int) -> pa.Array:
         null = np.zeros(len(columns[0]), np.bool_)
@@ -207,8 +202,8 @@ class TokenEncoding:
             "attention_mask": [encoding.attention_mask for encoding in encodings],
             "token_type_ids": [encoding.type_ids for encoding in encodings],
         }
-        fields = [_spread(found[name], null) for name in self.outputs]
-        return pa.StructArray.from_arrays(fields, self.outputs, mask=pa.array(null) if null.any() else None)
+        fields = [_spread(found[name], null) for name in self.names]
+        return pa.StructArray.from_arrays(fields, self.names, mask=pa.array(null) if null.any() else None)
 
 
 @dataclass(frozen=True)

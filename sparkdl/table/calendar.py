@@ -1,4 +1,4 @@
-"""Parts of dates by arithmetic alone, so that Spark, numpy and ONNX count alike."""
+"""Parts of dates, as Spark and an exported graph count them."""
 
 from __future__ import annotations
 
@@ -29,16 +29,6 @@ def part_of(values: Array, part: Part, are_days: bool) -> Array:
         hours: Array = np.floor(np.mod(values, _DAY) / 3600).astype(np.int64)
         return np.minimum(hours, 23)
     days = np.floor(values if are_days else values / _DAY).astype(np.int64)
-    return (days + 3) % 7 if part == "weekday" else month_of(days)
-
-
-def month_of(days: Array) -> Array:
-    """Return the month, from 0, of days since 1970-01-01.
-
-    In years that begin in March, months follow a period of 153 days for each five, whatever the leap years.
-    """
-    day_of_era = (days + 719468) % 146097  # an era has 400 years
-    year_of_era = (day_of_era - day_of_era // 1460 + day_of_era // 36524 - day_of_era // 146096) // 365
-    day_of_year = day_of_era - (365 * year_of_era + year_of_era // 4 - year_of_era // 100)
-    month: Array = ((5 * day_of_year + 2) // 153 + 2) % 12
-    return month
+    if part == "weekday":
+        return (days + 3) % 7
+    return days.astype("datetime64[D]").astype("datetime64[M]").astype(np.int64) % 12

@@ -182,7 +182,11 @@ class _Graph:
         return self.add("Where", [null, self.constant(MISSING, "int64"), shifted])
 
     def _month(self, days: str) -> str:
-        """Return the month of days, as :func:`sparkdl.table.calendar.month_of` does."""
+        """Return the month of days since 1970-01-01, from 0.
+
+        An era has 400 years. In years that begin in March, months follow a period of 153 days for each five,
+        whatever the leap years.
+        """
         day = self._whole("Mod", self._whole("Add", days, 719468), 146097)
         leap = self.add("Sub", [day, self._divided(day, 1460)])
         leap = self.add("Add", [leap, self._divided(day, 36524)])

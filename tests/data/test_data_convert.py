@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis.extra import numpy as hnp
 
 from sparkdl import Dataset
-from sparkdl.data.columns import STORED_DTYPES, ColumnPlan
-from sparkdl.data.convert import default_dtype, from_arrow, from_rows, row_namer
+from sparkdl.data.columns import STORED_DTYPES, ColumnPlan, name_id
+from sparkdl.data.convert import default_dtype, from_arrow, from_rows
 from sparkdl.data.loose import array_of
 from sparkdl.exceptions import DataError
 
@@ -359,8 +359,8 @@ def test_masked_weights_are_null():
         Dataset.from_numpy(np.zeros((3, 1)), weight=MASKED)
 
 
-def test_a_list_of_weights_is_one_column():
-    plan = Dataset.from_numpy(np.zeros((3, 1)), weight=[1.0, 2.0, 0.0]).plan
+def test_a_list_of_weights_is_one_column(spark):
+    plan = Dataset.from_numpy(np.zeros((3, 1)), weight=[1.0, 2.0, 0.0], spark=spark).plan
     assert [column.key for column in plan.columns] == ["features", "weight"]
 
 
@@ -454,9 +454,8 @@ def test_numpy_columns_must_hold_numbers(array):
 
 
 def test_rows_are_named_by_input_partition_and_position():
-    name = row_namer(np.array([5, (3 << 33) + 7]))
-    assert name(0) == "row 5 of input partition 0"
-    assert name(1) == "row 7 of input partition 3"
+    assert name_id(5) == "row 5 of input partition 0"
+    assert name_id((3 << 33) + 7) == "row 7 of input partition 3"
 
 
 @pytest.mark.parametrize(

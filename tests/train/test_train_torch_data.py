@@ -19,6 +19,7 @@ from torchmetrics.classification import MulticlassAccuracy
 
 from sparkdl import Dataset, Trainer
 from sparkdl.data import Pad
+from sparkdl.data.elements import plan_items
 from sparkdl.exceptions import ConfigError, DataError, NonFiniteError, SerializationError
 from sparkdl.train import MaxEpoch
 
@@ -94,6 +95,13 @@ def test_a_map_style_dataset(spark: Any) -> None:
         made = trainer(found.module)
         outputs = made.predict(data)
     np.testing.assert_allclose(outputs, found.module(torch.from_numpy(X)).detach(), atol=1e-6)
+
+
+@pytest.mark.parametrize("group", [tuple, list])
+def test_tensors_keep_their_dtype(group: Any) -> None:
+    several = group([torch.zeros(2, dtype=torch.int32), torch.zeros(3, dtype=torch.float64)])
+    plan = plan_items([(several, torch.tensor(True))], has_label=True, ragged=False)
+    assert [column.dtype for column in plan.columns] == ["int32", "float64", "bool"]
 
 
 def test_rows_of_different_lengths(spark: Any) -> None:

@@ -7,8 +7,7 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
 from pyarrow import ArrowInvalid, ArrowNotImplementedError
@@ -46,8 +45,7 @@ _TABLES = {
 _OF_ICEBERG = ".metadata.json"
 
 
-@dataclass(frozen=True, slots=True)
-class File:
+class File(NamedTuple):
     """A file as it was listed."""
 
     path: str  # as its file system knows it
@@ -132,7 +130,7 @@ def list_files(paths: Sequence[str], storage: Storage) -> list[tuple[File, str]]
             listed = system.get_file_info(fs.FileSelector(own, recursive=True))
         except OSError as error:
             raise unseen(path, error) from error
-        files = [i for i in listed if i.type == fs.FileType.File and _is_data(i.path[len(own) :])]
+        files = [i for i in listed if i.is_file and not any(map(is_hidden, i.path[len(own) :].split("/")))]
         if not files:
             raise DataError(f"{path}: there are no files in this folder", code="data-empty")
         files.sort(key=lambda info: info.path)
@@ -170,10 +168,6 @@ def listed_files(
             )
         found.append(_file(info))
     return found
-
-
-def _is_data(path: str) -> bool:
-    return not any(is_hidden(part) for part in path.split("/") if part)
 
 
 def _file(info: Any) -> File:

@@ -163,8 +163,7 @@ class SelectedRows:
         begin, rows = int(self.begins[group]), int(self.rows[group])
         if begin < 0:
             return None
-        found: Array = np.unpackbits(self.bits[begin : begin - (-rows // 8)], count=rows).view(np.bool_)
-        return found
+        return np.unpackbits(self.bits[begin : begin - (-rows // 8)], count=rows).view(np.bool_)
 
     def place(self, group: int, row: int) -> int:
         """Return the place in its row group of a row that is left."""

@@ -33,13 +33,11 @@ class Listing:
     def pack(self) -> Parts:
         """Lay it out as a frame."""
         arrays: dict[str, Array] = {
-            "sizes": np.array([file.size for file in self.files], np.int64),
-            "times": np.array([file.time for file in self.files], np.int64),
             "schema": np.frombuffer(self.schema.serialize().to_pybytes(), np.uint8),
             "values": packed(self.values),
         }
         meta = {
-            "paths": [file.path for file in self.files],
+            "files": self.files,
             "version": self.version,
             "where": self.where,
             "numbers": dict(self.numbers),
@@ -54,13 +52,12 @@ class Listing:
     def of(cls, found: Frame) -> Listing:
         """Read what :meth:`pack` has laid out."""
         meta, arrays = found.meta, found.arrays
-        places = zip(meta["paths"], arrays["sizes"].tolist(), arrays["times"].tolist(), strict=True)
         schema = pa.ipc.read_schema(pa.py_buffer(arrays["schema"].tobytes()))
         selected = {
             int(n): np.unpackbits(arrays[f"selected/{n}"], count=rows).view(np.bool_)
             for n, rows in meta["selected"].items()
         }
-        files = [File(*place) for place in places]
+        files = [File(*each) for each in meta["files"]]
         values, version = unpacked(arrays["values"]), meta["version"]
         where, numbers, mapped = (meta[name] for name in ("where", "numbers", "mapped"))
         return cls(files, schema, values, version, selected, where, numbers, mapped)

@@ -112,10 +112,7 @@ class ScanManifest:
     def name_row(self, number: int) -> str:
         """Name a row by its file, row group and place there."""
         group = self.group_of(number)
-        return self.name_row_of(group, number - int(self.begins[group]))
-
-    def name_row_of(self, group: int, row: int) -> str:
-        """Name a row of a row group."""
+        row = number - int(self.begins[group])
         if self.selected is not None:
             row = self.selected.place(group, row)
         return f"row {row} of row group {self.number[group]} of {self.files[self.file[group]].path}"
@@ -144,15 +141,13 @@ class ScanManifest:
         """Lay it out as a frame."""
         meta = {
             "where": self.where,
-            "paths": [file.path for file in self.files],
+            "files": self.files,
             "columns": [asdict(column) for column in self.columns],
             "streams": self.streams,
             "window": self.window,
             "window_bytes": self.window_bytes,
         }
         arrays: dict[str, Array] = {
-            "sizes": np.array([file.size for file in self.files], np.int64),
-            "times": np.array([file.time for file in self.files], np.int64),
             "file": self.file,
             "number": self.number,
             "rows": self.rows,
@@ -167,13 +162,12 @@ class ScanManifest:
         """Read what :meth:`pack` has laid out."""
         found = frame.unpack(data)
         meta, arrays = found.meta, found.arrays
-        places = zip(meta["paths"], arrays["sizes"].tolist(), arrays["times"].tolist(), strict=True)
         selected = (
             SelectedRows(*(arrays[f"selected/{n}"] for n in _SELECTED)) if "selected/rows" in arrays else None
         )
         return cls(
             meta["where"],
-            tuple(File(*place) for place in places),
+            tuple(File(*each) for each in meta["files"]),
             arrays["file"],
             arrays["number"],
             arrays["rows"],

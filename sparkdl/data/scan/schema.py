@@ -19,6 +19,7 @@ from sparkdl.data.columns import (
     as_column,
     described,
     plan_columns,
+    unread_bytes,
 )
 from sparkdl.exceptions import DataError
 
@@ -91,11 +92,7 @@ def _plan_column(
             code="data-shape",
         )
     if binary and column.shape is None:
-        raise DataError(
-            f"{role} column {column.name!r} is binary: say how to read its bytes, "
-            f"for example Column({column.name!r}, shape=(28, 28), dtype='uint8')",
-            code="data-type",
-        )
+        raise unread_bytes(f"{role} column", column.name)
     plan = ColumnPlan(key, column.name, binary, column.dtype or ("uint8" if binary else None), column.shape)
     if nested and column.shape is None:
         plan = replace(plan, ragged=ragged or fill is not None, fill=fill)

@@ -12,7 +12,7 @@ from typing import Any, cast
 import numpy as np
 import pyarrow.compute as pc
 
-from sparkdl.access.base import Access, Frames, Published, described
+from sparkdl.access.base import Access, Frames, described
 from sparkdl.data import ragged
 from sparkdl.data.columns import ColumnLike, Columns, TablePlan
 from sparkdl.data.scan.filters import ROLE, RowFilter, SelectedRows
@@ -71,7 +71,6 @@ class ScanSource(StoreSource):
         self._whole: ScanManifest | None = None  # before its columns are known
         self._manifest: ScanManifest | None = None
         self._taken: tuple[Callable[[ScanManifest], ScanManifest], ...] = ()  # of which rows it has some
-        self._sent: Published | None = None
 
     @property
     def storage(self) -> Storage:
@@ -165,9 +164,8 @@ class ScanSource(StoreSource):
         def pieces() -> Iterator[tuple[int, Parts]]:
             for task in range(tasks):
                 first, end = cuts[task : task + 2]
-                listed = [(file.path, file.size, file.time) for file in files[first:end]]
                 some = {n - first: mask for n, mask in listing.selected.items() if first <= n < end}
-                meta = {"first": first, "files": listed, "selected": [str(n) for n in some]}
+                meta = {"first": first, "files": files[first:end], "selected": [str(n) for n in some]}
                 arrays = {f"selected/{n}": mask.view(np.uint8) for n, mask in some.items()}
                 arrays["values"] = packed(values.slice(first, end - first))
                 yield task, frame.pack(meta, arrays)
@@ -269,16 +267,13 @@ class ScanSource(StoreSource):
 
     def release(self) -> None:
         """See :class:`StoreSource`."""
-        sent, self._sent = self._sent, None
         self._manifest = self._whole = self._listed = None
-        if sent is not None:
-            sent.release()
+        super().release()
 
 
 def _column(arrays: Any, key: str) -> Array:
     """Return a column that :class:`FirstRows` has sent."""
     if key in arrays:
-        found: Array = np.array(arrays[key])
-        return found
+        return np.array(arrays[key])
     rows = [name for name in arrays if name.rpartition("/")[0] == key]
     return ragged.of_rows([np.array(arrays[f"{key}/{index}"]) for index in range(len(rows))])

@@ -7,7 +7,6 @@ travels as a value, for Spark would run a task that fails three times more, to t
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -31,7 +30,7 @@ from sparkdl.data.store.partition import Token, new_partition
 from sparkdl.exceptions import ConfigError, DataError
 from sparkdl.wire import frame
 from sparkdl.wire.frame import Array, Frame, Parts
-from sparkdl.wire.private import FILE_MODE, local_folders
+from sparkdl.wire.private import local_folders, opener
 
 _AT_A_TIME = 8  # footers: object stores take long to answer
 
@@ -222,8 +221,7 @@ class PlaceManifest:
         with new_partition(self.store, partition) as (draft, final):
             reading = json.dumps({"storage": dict(self.storage), "cache_bytes": self.cache_bytes}).encode()
             for name, content in ((MANIFEST, data), (READING, reading)):
-                put = os.open(draft / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, FILE_MODE)
-                with os.fdopen(put, "wb") as written:
+                with open(draft / name, "xb", opener=opener) as written:
                     written.write(content)
         rows = manifest.layout.rows
         first, end = (rows * n // self.partitions for n in (partition, partition + 1))

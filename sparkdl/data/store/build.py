@@ -12,7 +12,7 @@ from typing import Literal
 
 from sparkdl import seeding, session
 from sparkdl._spark.errors import explained
-from sparkdl.access.base import Access, Frames, described
+from sparkdl.access.base import Access, Frames, Published, described
 from sparkdl.data.columns import TablePlan
 from sparkdl.data.store.manifest import ADVICE, Manifest
 from sparkdl.data.store.partition import Token, delete_store, view_of
@@ -29,6 +29,8 @@ MAX_ATTEMPTS = 5
 
 class StoreSource(ABC):
     """Where rows come from."""
+
+    _sent: Published | None = None  # what tasks need of it, once executors have that
 
     @abstractmethod
     def peek(self, plan: TablePlan, rows: int) -> dict[str, Array]:
@@ -58,8 +60,11 @@ class StoreSource(ABC):
         """Return what else there is to show of a Dataset."""
         return {}
 
-    def release(self) -> None:  # noqa: B027
+    def release(self) -> None:
         """Delete what was sent to the executors for tokens, none of which are in use any more."""
+        sent, self._sent = self._sent, None
+        if sent is not None:
+            sent.release()
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +94,12 @@ class PartitionStore:
     @property
     def is_crowded(self) -> bool:
         """Whether partitions were built on fewer executors than they could."""
-        return _used(self.partitions) < min(len(self.partitions), self.executors.count)
+        return self.used < min(len(self.partitions), self.executors.count)
+
+    @property
+    def used(self) -> int:
+        """How many executors have built partitions."""
+        return len({token.executor for token in self.partitions})
 
 
 class StoredShare(StoreSource):
@@ -142,8 +152,15 @@ def build_store(
                 access.run_on_executors(partial(delete_store, store))
             access.unpersist(tokens, wait=True)
             raise
-    _warn_if_uneven(found, available)
-    return PartitionStore(tokens, found, available, owns_files=found[0].store == store)
+    built = PartitionStore(tokens, found, available, owns_files=found[0].store == store)
+    if built.is_crowded:
+        warnings.warn(
+            f"{len(found)} partitions lie on {built.used} of {available.count} executors, so iterations take "
+            "longer than they need to; release() and rebuild when all executors are idle",
+            UserWarning,
+            stacklevel=3,
+        )
+    return built
 
 
 def delete(access: Access, store: PartitionStore) -> None:
@@ -157,14 +174,18 @@ def delete(access: Access, store: PartitionStore) -> None:
 
 
 def _verify(tokens: Sequence[Token]) -> None:
-    """Check that all partitions were written and agree on dtypes and shapes."""
+    """Check that all partitions were written, have the rows dealt to them, and agree on dtypes and shapes."""
     for token in tokens:
         if token.error:
             raise DataError(token.error)
     filled = [token for token in tokens if token.rows]
     if not filled:
         raise DataError("the Dataset is empty: there is nothing to train on", code="data-empty")
-    _check_dealt(tokens)
+    rows = sum(token.rows for token in filled)
+    for token in tokens:
+        counted = token.dealt and not token.scan
+        if counted and token.rows != Dealt(rows, token.partition, token.dealt).count:
+            raise other_rows(token.partition)
     for token in filled[1:]:
         if token.columns != filled[0].columns:
             raise DataError(
@@ -172,16 +193,6 @@ def _verify(tokens: Sequence[Token]) -> None:
                 f"{filled[0].partition} has {filled[0].columns}; all rows must have one shape",
                 code="data-shape",
             )
-
-
-def _check_dealt(tokens: Sequence[Token]) -> None:
-    """Check that partitions have the rows of their streams, as those were counted before."""
-    rows = sum(token.rows for token in tokens)
-    for token in tokens:
-        counted = token.dealt and not token.scan
-        expected = Dealt(rows, token.partition, token.dealt).count if counted else token.rows
-        if token.rows != expected:
-            raise other_rows(token.partition)
 
 
 def other_rows(partition: int) -> DataError:
@@ -192,20 +203,3 @@ def other_rows(partition: int) -> DataError:
         "num_partitions='input'",
         code="data-changed",
     )
-
-
-def _warn_if_uneven(tokens: Sequence[Token], available: session.Executors) -> None:
-    """Say when partitions lie on fewer executors than they could."""
-    used = _used(tokens)
-    if used < min(len(tokens), available.count):
-        warnings.warn(
-            f"{len(tokens)} partitions lie on {used} of {available.count} executors, so iterations take "
-            "longer than they need to; release() and rebuild when all executors are idle",
-            UserWarning,
-            stacklevel=4,
-        )
-
-
-def _used(tokens: Sequence[Token]) -> int:
-    """Return how many executors have built partitions."""
-    return len({token.executor for token in tokens})

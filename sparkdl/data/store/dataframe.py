@@ -21,8 +21,8 @@ from pyspark.sql import functions as F
 from sparkdl._spark.session import is_deterministic
 from sparkdl._spark.tasks import partition_id
 from sparkdl.access.base import Access, Frames
-from sparkdl.data.columns import ROW_ID, ColumnPlan, TablePlan, quoted
-from sparkdl.data.convert import from_arrow, row_namer
+from sparkdl.data.columns import ROW_ID, ColumnPlan, TablePlan, name_id, quoted
+from sparkdl.data.convert import RowName, from_arrow
 from sparkdl.data.sparse import hint
 from sparkdl.data.store.build import Partitions, StoreSource, other_rows
 from sparkdl.data.store.partition import StoreBatch, Token, write_partition
@@ -250,7 +250,8 @@ def convert_rows(plan: TablePlan, rows: Sequence[Any]) -> dict[str, Array]:
 
 def convert(plans: tuple[ColumnPlan, ...], batch: pa.RecordBatch) -> dict[str, Array]:
     """Convert an Arrow batch to arrays by column key."""
-    name = row_namer(_row_ids(batch))
+    ids = _row_ids(batch)
+    name: RowName = lambda index: name_id(int(ids[index]))  # noqa: E731
     return {plan.key: from_arrow(plan, batch.column(plan.key), name) for plan in plans}
 
 

@@ -224,7 +224,7 @@ class HFTokenizer(_Tokenizing, HandleInvalid, HasErrorCol, HasOutputCols):
             )
         return TokenEncoding(
             text=text,
-            outputs=INPUTS[: len(columns)],
+            names=INPUTS[: len(columns)],
             length=length,
             pad_token=token if self.getPadding() == "max_length" else None,
             padding_side=self.getPaddingSide(),
@@ -260,7 +260,7 @@ class HFTokenizer(_Tokenizing, HandleInvalid, HasErrorCol, HasOutputCols):
             for name in inputs:
                 dataset = dataset.where(quoted(name).isNotNull())
         lists = T.ArrayType(T.IntegerType(), containsNull=False)
-        returns = T.StructType([T.StructField(name, lists) for name in encoding.outputs])
+        returns = T.StructType([T.StructField(name, lists) for name in encoding.names])
         if errors:
             returns = returns.add(ERROR, T.StringType())
         column = f"sparkdl_{uuid.uuid4().hex}"
@@ -268,7 +268,7 @@ class HFTokenizer(_Tokenizing, HandleInvalid, HasErrorCol, HasOutputCols):
         found = readable(dataset, inputs[0]).select("*", udf(*map(quoted, inputs)).alias(column))
         results = [
             F.col(column).getField(field).alias(name, metadata=self._metadata(field))
-            for field, name in zip(encoding.outputs, self.getOutputCols(), strict=True)
+            for field, name in zip(encoding.names, self.getOutputCols(), strict=True)
         ]
         results += [F.col(column).getField(ERROR).alias(name) for name in errors]
         return found.select("*", *results).drop(column)
