@@ -124,12 +124,11 @@ def _column(chosen: ColumnLike, role: str) -> Column:
 def _plan_column(
     df: DataFrame, key: str, column: Column, role: str, ragged: bool
 ) -> tuple[ColumnPlan, SqlColumn]:
-    fields = {field.name: field for field in df.schema.fields}
-    if column.name not in fields:
+    if column.name not in df.schema.names:
         raise missing_column(df, column.name, role)
     check_unambiguous(df, column.name, role)
     expression = quoted(column.name)
-    field = fields[column.name]
+    field = df.schema[column.name]
     column, fill = described(column, field.metadata)
     kind = _kind(field.dataType)
     if role == "weight":

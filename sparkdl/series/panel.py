@@ -11,7 +11,6 @@ import pyarrow.compute as pc
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
-from pyspark.sql.types import DataType
 
 from sparkdl.data.columns import quoted
 from sparkdl.data.schema import check_dataframe, check_no_stream, missing_column
@@ -71,7 +70,7 @@ def check_columns(df: DataFrame, layout: PanelLayout) -> None:
 
 def on_clock(df: DataFrame, layout: PanelLayout) -> bool:
     """Return whether steps are counted on the clock of the session's time zone."""
-    return layout.frequency.on_calendar and isinstance(_kind(df, layout.time), T.TimestampType)
+    return layout.frequency.on_calendar and isinstance(df.schema[layout.time].dataType, T.TimestampType)
 
 
 def grouped(df: DataFrame, layout: PanelLayout, partitions: int | None) -> DataFrame:
@@ -97,12 +96,8 @@ def grouped(df: DataFrame, layout: PanelLayout, partitions: int | None) -> DataF
     return spread.sortWithinPartitions(HASH, ID, TIME)
 
 
-def _kind(df: DataFrame, name: str) -> DataType:
-    return next(field.dataType for field in df.schema.fields if field.name == name)
-
-
 def _microseconds(df: DataFrame, name: str, column: Column) -> Column:
-    kind = _kind(df, name)
+    kind = df.schema[name].dataType
     if isinstance(kind, T.DateType):
         return F.unix_date(column).cast("long") * F.lit(86_400_000_000)
     if isinstance(kind, T.IntegralType):
@@ -126,7 +121,7 @@ def as_times(df: DataFrame, name: str, column: Column, instant: Column | None = 
     ``instant`` says where they are of the session's clock, see :func:`on_clock`: microseconds in UTC, or null
     where a time has no row.
     """
-    kind = _kind(df, name)
+    kind = df.schema[name].dataType
     if isinstance(kind, T.DateType):
         return F.date_from_unix_date((column / F.lit(86_400_000_000)).cast("int"))
     if isinstance(kind, T.IntegralType):

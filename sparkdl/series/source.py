@@ -53,7 +53,7 @@ class Cut:
 
 
 def windows_dataset(
-    df: DataFrame, layout: PanelLayout, cut: Cut | None = None, num_partitions: int | None = None
+    df: DataFrame, layout: PanelLayout, cut: Cut, num_partitions: int | None = None
 ) -> Dataset:
     """Return the windows of a panel as a Dataset.
 
@@ -66,9 +66,7 @@ def windows_dataset(
     or DataError if a column cannot be what it should.
     """
     check_columns(df, layout)
-    return Dataset(
-        df.sparkSession, _plan(layout), SeriesSource(df, layout, cut or Cut()), num_partitions, None
-    )
+    return Dataset(df.sparkSession, _plan(layout), SeriesSource(df, layout, cut), num_partitions, None)
 
 
 def _plan(layout: PanelLayout) -> TablePlan:

@@ -38,15 +38,14 @@ def add_encoding(path: str | os.PathLike[str], encoding: TableEncoding) -> None:
     for kind, name in targets.items():
         parts = graph.numbers(encoding) if kind == "numbers" else graph.categories(encoding)
         graph.add("Concat", parts, name=_PREFIX + name, axis=1)
-    for name in outputs:
-        graph.ends.append(helper.make_node("Identity", [_PREFIX + name], [name]))
+    ends = [helper.make_node("Identity", [_PREFIX + name], [name]) for name in outputs]
     inputs = [
         helper.make_tensor_value_info(
             name, TensorProto.STRING if encoding.kinds[name] == "string" else TensorProto.DOUBLE, ["rows"]
         )
         for name in encoding.columns
     ]
-    nodes = [*graph.nodes, *model.graph.node, *graph.ends]
+    nodes = [*graph.nodes, *model.graph.node, *ends]
     for value, name in zip(model.graph.output, outputs, strict=True):
         value.name = name
     del model.graph.node[:], model.graph.input[:]
@@ -93,7 +92,6 @@ class _Graph:
 
     def __init__(self) -> None:
         self.nodes: list[Any] = []
-        self.ends: list[Any] = []
         self.constants: list[Any] = []
         self._count = 0
 

@@ -252,7 +252,7 @@ def test_one_series_without_id_and_times_that_are_integers(real: Any) -> None:
 
 def test_the_store_keeps_each_step_once_and_spreads_series(real: Any) -> None:
     est = estimator()
-    with windows_dataset(real.createDataFrame(frame(8)), est._layout(), num_partitions=2) as data:
+    with windows_dataset(real.createDataFrame(frame(8)), est._layout(), est._cut(), num_partitions=2) as data:
         assert len(data) == 8 * (40 - STEPS - HORIZON + 1)
         tokens = data.store().partitions
         assert sum(token.stored for token in tokens) == 8 * 40

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pyarrow.compute as pc
@@ -66,7 +66,8 @@ class ScanSource(StoreSource):
         self._window = window
         self._streams = streams
         self.cache_bytes = cache_bytes
-        self._given, self._filter = filter, cast("RowFilter | None", None)
+        self._given = filter
+        self._filter: RowFilter | None = None
         self._listed: Listing | None = None
         self._whole: ScanManifest | None = None  # before its columns are known
         self._manifest: ScanManifest | None = None
