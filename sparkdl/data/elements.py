@@ -228,7 +228,7 @@ class TorchSource(StoreSource):
         check_partitions(partitions)
         count = len(self._dataset)
         if self._sent is None:
-            self._sent = access.send(_as_code(self._dataset))
+            self._sent = access.send(_dumped(self._dataset))
         pieces = (
             (p, piece)
             for p in range(partitions)
@@ -244,7 +244,7 @@ class TorchSource(StoreSource):
         return TorchSource(Subset(self._dataset, range(min(rows, len(self._dataset)))))
 
 
-def _as_code(dataset: Any) -> bytes:
+def _dumped(dataset: Any) -> bytes:
     try:
         return pickling.dumps(dataset)
     except Exception as error:
@@ -312,7 +312,7 @@ class ArraySource(StoreSource):
 
 
 def _pickled(own: Dealt | tuple[Dealt, dict[str, Array]]) -> bytes:
-    """Return which rows a partition has, or these; the task checks the dtypes."""
+    """Return which rows a partition has, with arrays of them or without; the task checks their dtypes."""
     return pickle.dumps(own, protocol=pickle.HIGHEST_PROTOCOL)
 
 

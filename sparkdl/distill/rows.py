@@ -72,7 +72,7 @@ def given(
                         "DataFrame, rows that stay in their files, or a second Dataset to validate on"
                     )
                 data, validation = map(stack.enter_context, map(data.part, held))
-            names = _names_in(data, found)
+            names = _names_in(data.plan.label, found)
         made = datasets_of(data, validation, everything, seed, student, validated=chosen)
         data, sets, _ = stack.enter_context(made)
         if is_share and isinstance(sets, Dataset):
@@ -104,9 +104,8 @@ def _entries(label: Columns | None, more: Mapping[str, Any]) -> dict[str, Any]:
     return {**({} if label is None else {LABEL: label}), **more}
 
 
-def _names_in(data: Any, wanted: Mapping[str, Any]) -> dict[str, str]:
+def _names_in(label: Structure, wanted: Mapping[str, Any]) -> dict[str, str]:
     """Return the entry of a Dataset's label by the key under which a teacher reads it."""
-    label: Structure = data.plan.label if isinstance(data, Dataset) else Structure("none")
     if label.kind == "tuple":
         raise ConfigError(
             "the Dataset's label is several columns: give them names, label={'label': ..., 'teacher': ...}"

@@ -116,7 +116,7 @@ class ServiceAnswers(Answering):
         if model is None:
             return
         self.columns = tuple(model["inputs"])
-        for name in self._named(inputs, self.columns):
+        for name in self._named(inputs):
             if name not in model["inputs"]:
                 raise ConfigError(
                     f"{self.name}: the served model {model['model']} has no column {name!r}; it takes "
@@ -130,7 +130,7 @@ class ServiceAnswers(Answering):
 
     def answer(self, inputs: Any, rows: int) -> Tensor:
         """Return the column; NaN in rows that nobody answered."""
-        columns = self._named(inputs, None)
+        columns = self._named(inputs)
         if columns is None:  # nobody has told the names of the columns
             return torch.full((rows, *self._width), torch.nan)
         device = next(iter(columns.values())).device
@@ -150,16 +150,15 @@ class ServiceAnswers(Answering):
         ]
         return torch.from_numpy(np.concatenate(filled)).to(device)
 
-    def _named(self, inputs: Any, names: tuple[str, ...] | None) -> Any:
+    def _named(self, inputs: Any) -> Any:
         """Return inputs by the served model's columns; ``None`` if these are not known."""
         if isinstance(inputs, Mapping):
             return dict(inputs)
         given = [inputs] if isinstance(inputs, Tensor) else list(inputs)
-        if names is None:
-            model = self.client.model()
-            if model is None:
-                return None
-            names = tuple(model["inputs"])
+        model = self.client.model()
+        if model is None:
+            return None
+        names = tuple(model["inputs"])
         if len(names) != len(given):
             raise ConfigError(
                 f"{self.name}: the served model takes {len(names)} columns, {', '.join(names)}, and the "

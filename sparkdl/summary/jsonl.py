@@ -69,7 +69,8 @@ class JsonLines(Hook):
 
     def on_validation_end(self, run: Run, name: str, scores: Mapping[str, float]) -> None:
         """Add the scores' line."""
-        row = {"epoch": _epoch(run), "iteration": run.state.iteration, "name": name, **scores}
+        epoch = int(run.history[-1]["epoch"]) if len(run.history) else 1
+        row = {"epoch": epoch, "iteration": run.state.iteration, "name": name, **scores}
         self._waiting.append(json_line("validation", row))
         self._write()
 
@@ -101,11 +102,6 @@ class JsonLines(Hook):
 def _now() -> str:
     """Return the time in UTC, to the second."""
     return datetime.now(UTC).isoformat(timespec="seconds")
-
-
-def _epoch(run: Run) -> int:
-    """Return the epoch of the last iteration, from 1."""
-    return int(run.history[-1]["epoch"]) if len(run.history) else 1
 
 
 def _mend(path: Path) -> None:
