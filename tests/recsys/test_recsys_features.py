@@ -332,6 +332,22 @@ def test_negatives_of_an_evaluation_and_in_rows(spark: Any) -> None:
         with_negatives(df, 1, seen=spark.createDataFrame([(1, "c")], "user int, item string"))
 
 
+def test_negatives_of_a_row_spread_over_all_unseen_items(spark: Any) -> None:
+    """Each item comes as often as any other, and with any other: 12 are cut into 3 stretches of 4."""
+    users = 600
+    df = spark.createDataFrame(pd.DataFrame({"user": np.arange(users), "item": 0}))
+    catalogue = spark.createDataFrame(pd.DataFrame({"item": np.arange(13)}))
+    drawn = np.array([row.negatives for row in with_negatives(df, 3, items=catalogue, seed=1).collect()])
+    together = np.zeros((13, 13))
+    for own in drawn:
+        together[np.ix_(own, own)] += 1
+    chosen = np.diag(together)
+    assert chosen[0] == 0, "which all users have seen"
+    assert (abs(chosen[1:] - users * 3 / 12) < 4 * np.sqrt(users * 3 / 12 * 9 / 12)).all()
+    # Of two stretches' 12 * 4 * 4 draws three are of the same neighbours in the order of the draw.
+    assert together[1:, 1:].min() > users * 3 / (12 * 4 * 4) / 3
+
+
 def test_users_without_a_row_may_have_seen_all_items(spark: Any) -> None:
     """Nor need anybody know of nobody's events: those of all strangers together are of all items."""
     df = spark.createDataFrame([("u", 1), ("u", 2)], "user string, item int")
