@@ -62,6 +62,15 @@ def frames_of(rdd: Any) -> JavaObject:
     return rdd._jrdd.rdd()
 
 
+def only_column(df: Any) -> JavaObject:
+    """Return the JVM RDD of the byte arrays in a DataFrame's only column.
+
+    ``DataFrame.rdd`` would bring them through Python, in a second process for each task.
+    """
+    encoder = java_class(df.sparkSession._jvm, "org.apache.spark.sql.Encoders").BINARY()
+    return getattr(df._jdf, "as")(encoder).rdd()
+
+
 class FrameSerializer(FramedSerializer):
     """Writes a frame that lies in several buffers without joining them first."""
 

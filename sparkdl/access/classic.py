@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from sparkdl import session
 from sparkdl._spark import session as private
-from sparkdl._spark.frames import JavaObject, Task, frames_of, key
+from sparkdl._spark.frames import JavaObject, Task, key, only_column
 from sparkdl._spark.jobs import FrameJobs, SubmittedJob
 from sparkdl._spark.tasks import broadcast_id
 from sparkdl.access.base import DYNAMIC, LOCALITY, Access, BytesRef, Published
@@ -126,7 +126,7 @@ class ClassicAccess(Access):
         """Return the frames that a ``mapInArrow`` function makes of a DataFrame's rows."""
         made = df.mapInArrow(write, "token binary")
         with _rows_per_batch(self.spark, rows_per_batch):
-            return frames_of(made.rdd.map(_token))
+            return only_column(made)
 
     def scattered(self, pieces: Iterable[tuple[int, bytes | Parts]], partitions: int) -> JavaObject:
         """Return frames of the driver in so many partitions."""
@@ -248,10 +248,6 @@ def _keep(_: int, pieces: Iterator[bytes]) -> Iterator[bytes]:
     for piece in pieces:
         yield key(STATE)
         yield piece
-
-
-def _token(row: Any) -> bytes:
-    return bytes(row[0])
 
 
 @contextmanager

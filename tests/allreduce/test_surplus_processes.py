@@ -161,6 +161,13 @@ def test_a_job_of_two_python_stages_while_a_fit_goes_on(cluster: Any) -> None:
     assert processes(cluster, 1) == 1  # from the first task on that did not find what another had left
 
 
+def test_a_store_takes_one_process_for_each_slot(cluster: Any) -> None:
+    access_to(cluster).run_everywhere(EndSurplus(1), times=4)
+    with Dataset.from_dataframe(cluster.range(100), features="id", num_partitions=2) as data:
+        data.store()
+        assert processes(cluster, 1) == 1
+
+
 @pytest.mark.parametrize("transport", ["direct", "shuffle"])
 def test_one_process_for_each_slot_though_rows_come_from_a_python_function(
     cluster: Any, transport: Any
