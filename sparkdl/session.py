@@ -358,7 +358,8 @@ def executors(spark: SparkSession, wait_seconds: float = 30.0) -> Executors:
             code="config-executors",
         )
     tasks = [each.tasks for each in slots]
-    _wait_until_ready(sc, len(slots), sum(tasks), deadline)
+    if not all(each.ready for each in slots):
+        _wait_until_ready(sc, len(slots), sum(tasks), deadline)
     return Executors(len(slots), min(each.cores for each in slots), min(tasks))
 
 

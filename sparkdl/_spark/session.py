@@ -60,12 +60,17 @@ class ExecutorSlots:
 
     cores: int  # how many it has
     tasks: int  # that run there at a time, with the cores and other resources that the confs give a task
+    ready: bool  # whether one has run there
 
 
 def task_slots(sc: Any) -> list[ExecutorSlots]:
     """Return what each live executor besides the driver offers."""
     cores = [(info, info.totalCores()) for info in _live(sc)]
-    return [ExecutorSlots(own, max(1, info.maxTasks())) for info, own in cores if own > 0]
+    return [
+        ExecutorSlots(own, max(1, info.maxTasks()), info.completedTasks() > 0)
+        for info, own in cores
+        if own > 0
+    ]
 
 
 def live_executors(sc: Any) -> list[str]:

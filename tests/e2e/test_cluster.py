@@ -79,6 +79,10 @@ def expected(module: nn.Module, iterations: int) -> nn.Module:
 
 def test_executors_are_found_and_partitions_spread(cluster: Any) -> None:
     assert session.executors(cluster) == session.Executors(2, 1)
+    tracker = cluster.sparkContext.statusTracker()
+    waits = len(tracker.getJobIdsForGroup())
+    assert session.executors(cluster) == session.Executors(2, 1)
+    assert len(tracker.getJobIdsForGroup()) == waits, "both have run tasks"
     with Dataset.from_dataframe(cluster.range(100), features="id") as data:
         tokens = data.store().partitions
         assert len(tokens) == 2
