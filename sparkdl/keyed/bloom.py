@@ -124,8 +124,7 @@ def count(
 
 def dtype_for(least: int) -> np.dtype[np.unsignedinteger]:
     """Return the type of counters that go up to a number."""
-    found: np.dtype[np.unsignedinteger] = np.min_scalar_type(least)
-    return found
+    return np.min_scalar_type(least)
 
 
 @lru_cache

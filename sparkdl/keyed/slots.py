@@ -25,8 +25,7 @@ class SlotTable:
 
     def _empty(self, size: int) -> Array:
         self._mask = size - 1
-        made: Array = np.zeros(size, np.int32 if size < _MOST_SHORT else np.int64)
-        return made
+        return np.zeros(size, np.int32 if size < _MOST_SHORT else np.int64)
 
     def __len__(self) -> int:
         return self._size
@@ -34,8 +33,7 @@ class SlotTable:
     @property
     def ids(self) -> Ids:
         """The ids, in the order of their numbers."""
-        found: Ids = self._ids.values[: self._size]
-        return found
+        return self._ids.values[: self._size]
 
     def find(self, ids: Ids) -> NDArray[np.int64]:
         """Return the number of each id; -1 for those that are not there."""

@@ -60,8 +60,7 @@ class TieredStore:
 
     def is_held(self, numbers: Places) -> NDArray[np.bool_]:
         """Return which entries are in memory."""
-        held: NDArray[np.bool_] = self._where.values[numbers] >= 0
-        return held
+        return self._where.values[numbers] >= 0
 
     def find(self, ids: Ids) -> Places:
         """Return the number of each id, or -1."""
@@ -192,8 +191,7 @@ class TieredStore:
             yield self._ids.read(block).view(np.int64)[:, 0]
 
     def _ids_at(self, numbers: Places) -> Ids:
-        ids: Ids = self._get(numbers, np.int64, 0, 1)[:, 0]
-        return ids
+        return self._get(numbers, np.int64, 0, 1)[:, 0]
 
     def _fetched_ids(self, numbers: Places) -> Ids:
         """Return the ids of entries, which get into memory: most of them are those that are looked for."""
@@ -210,8 +208,7 @@ class TieredStore:
         where = self._where.values[numbers]
         held = where >= 0
         if held.all():
-            found: Array = values[where]
-            return found
+            return values[where]
         made = np.empty((len(numbers), stop - begin), dtype)
         made[held] = values[where[held]]
         cold, size = np.flatnonzero(~held), made.itemsize

@@ -280,8 +280,7 @@ class Rebound:
         LambdaLR(optimizer, lambda _: 1.0)  # makes the optimizer count steps, which schedulers look for
         for group, values in zip(optimizer.param_groups, self._groups, strict=True):
             group.update(copy.deepcopy(values))
-        rebound: LRScheduler = copy.deepcopy(self._scheduler, {id(self._no_optimizer): optimizer})
-        return rebound
+        return copy.deepcopy(self._scheduler, {id(self._no_optimizer): optimizer})
 
     def __repr__(self) -> str:
         return f"Rebound({self._name})"

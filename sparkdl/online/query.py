@@ -40,8 +40,7 @@ class OnlineQuery:
 
     def exception(self) -> Exception | None:
         """Return what ended the query, ``None`` if nothing did."""
-        found: Exception | None = self.query.exception()
-        return found
+        return self.query.exception()
 
     def await_termination(self, timeout: int | None = None) -> bool:
         """Wait until the query ends; return whether it has.

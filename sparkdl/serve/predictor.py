@@ -204,8 +204,7 @@ class Predictor:
         Raises:
             ConfigError: if it is no classifier's.
         """
-        found: Array = probability_of(self._logits("predict_proba", self.predict(*args, **kwargs)))
-        return found
+        return probability_of(self._logits("predict_proba", self.predict(*args, **kwargs)))
 
     def predict_label(self, /, *args: Any, **kwargs: Any) -> Array:
         """Return the label of each row, or its class's number where labels have no names.

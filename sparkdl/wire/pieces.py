@@ -86,5 +86,4 @@ def _in_file(nbytes: int) -> Array:
     os.makedirs(folder, exist_ok=True)
     made = Mapped(folder, np.uint8)
     made.grow(nbytes)
-    whole: Array = made.values[:nbytes]
-    return whole
+    return made.values[:nbytes]

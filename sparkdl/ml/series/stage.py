@@ -222,8 +222,7 @@ class TimeSeriesEstimator(HasSeriesTraining, FitsModule, Estimator[TimeSeriesMod
         """
         own = self.copy()
         own._withheld = steps
-        found: TimeSeriesModel = own.fit(dataset)
-        return found
+        return own.fit(dataset)
 
     def _check(self) -> None:
         super()._check()

@@ -77,8 +77,7 @@ class KNRM(nn.Module):
         counts = torch.exp(-0.5 * distances.square()) * (document != 0)[:, None, :, None]
         logarithms = counts.sum(2).clamp(min=_LEAST).log() * (query != 0).unsqueeze(2)
         features = _SCALE * logarithms.sum(1)
-        score: Tensor = torch.tanh(self.head(features)).squeeze(1)
-        return score
+        return torch.tanh(self.head(features)).squeeze(1)
 
 
 def pairwise_step(module: nn.Module, batch: Batch) -> dict[str, Any]:
