@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import hashlib
 import threading
+import uuid
 from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -46,6 +49,23 @@ def digest_of(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
+@contextmanager
+def tagged(
+    add: Callable[[str], Any], cancel: Callable[[str], Any], remove: Callable[[str], Any]
+) -> Iterator[None]:
+    """Give the jobs inside of ``with`` a tag, and cancel them by it on an error or Ctrl-C."""
+    tag = f"sparkdl-{uuid.uuid4().hex}"
+    add(tag)
+    try:
+        yield
+    except BaseException:
+        with suppress(Exception):
+            cancel(tag)
+        raise
+    finally:
+        remove(tag)
+
+
 class ModelAccess(Protocol):
     """A session, as models see it."""
 
@@ -61,6 +81,9 @@ class ModelAccess(Protocol):
 
     def lasting(self, data: bytes) -> Lasting:
         """Make bytes available to functions of columns; the same bytes need not be sent twice."""
+
+    def cancelled(self) -> AbstractContextManager[None]:
+        """Cancel the jobs inside of ``with`` on an error or Ctrl-C."""
 
 
 # -- classic sessions -------------------------------------------------------------------------------------
@@ -118,3 +141,8 @@ class ClassicModels:
             while stale or len(_broadcasts) > _MAX_BROADCASTS:
                 _broadcasts.pop(stale.pop() if stale else next(iter(_broadcasts)))
             return _broadcasts[key]
+
+    def cancelled(self) -> AbstractContextManager[None]:
+        """Tag jobs by the context: the session of Spark 3.5 has such methods, which raise."""
+        sc = self.spark.sparkContext
+        return tagged(sc.addJobTag, sc.cancelJobsWithTag, sc.removeJobTag)

@@ -53,6 +53,10 @@ def localized(name: str, times: pa.Array, zone: str) -> pa.Array:
     """
     if times.type.tz is not None or zone == UTC:
         return times
+    if _OFFSET.fullmatch(zone):  # Arrow 15 knows no such name
+        count, values = _UNITS[times.type.unit], times.cast(pa.int64())
+        ahead = _offset(_zone(zone), 0) * count
+        return pc.subtract(values, ahead).cast(pa.timestamp(times.type.unit, UTC))
     # With "earliest" a skipped time becomes the last one before it, in the clock of before.
     instants = _known(
         name, zone, lambda: pc.assume_timezone(times, zone, ambiguous="earliest", nonexistent="earliest")

@@ -25,6 +25,8 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 from torch import Tensor, nn
 
+from sparkdl.access import models_in
+from sparkdl.data.columns import quoted
 from sparkdl.exceptions import ConfigError, DataError, SparkdlWarning
 from sparkdl.ml import TorchClassificationModel, TorchClassifier, TorchModel
 from sparkdl.ml.stages import scoring
@@ -239,6 +241,49 @@ def test_rows_in_another_order_are_refused(spark: Any, tmp_path: Path) -> None:
         made.score(other, str(out), progress=False)
 
 
+def test_a_changed_row_in_the_same_file_is_refused(spark: Any, tmp_path: Path) -> None:
+    rows = [(n, n, None) for n in range(9)]
+    table, out = tmp_path / "in.parquet", str(tmp_path / "out")
+
+    def write(rows: list[Any]) -> Any:
+        pd.DataFrame(rows, columns=["id", "a", "b"]).astype({"a": "Int64", "b": "Int64"}).to_parquet(table)
+        return spark.read.parquet(str(table))
+
+    model().score(write(rows), out, progress=False)
+    model().score(write(rows), out, progress=False)
+    with pytest.raises(DataError, match="the DataFrame gives other rows"):
+        model().score(write([*rows[:5], (5, None, 5), *rows[6:]]), out, progress=False)
+
+
+def test_hashes_of_rows_differ_where_rows_do(spark: Any) -> None:
+    nothing = (None,) * 7
+    rows = [
+        nothing,
+        *((*numbers, *nothing[2:]) for numbers in ((5, None), (None, 5))),
+        *(
+            (None, None, *arrays, *nothing[4:])
+            for arrays in (
+                ([1, 2], [3]),
+                ([1], [2, 3]),
+                ([1, None], [3]),
+                ([None, 1], [3]),
+                ([], [3]),
+                (None, [3]),
+            )
+        ),
+        *((*nothing[:4], pair, *nothing[5:]) for pair in ((1, None), (None, 1), (None, None))),
+        *((*nothing[:5], names, None) for names in ({}, {"a": None}, {"a": 1, "b": 2}, {"a": 2, "b": 1})),
+        *(
+            (*nothing[:6], lists)
+            for lists in ([["a"], ["b"]], [["a", "b"]], [[], ["a", "b"]], [None, ["a", "b"]])
+        ),
+    ]
+    kinds = "a int, `b.c` int, x array<int>, y array<int>, s struct<`p.q`:int,r:int>, m map<string,int>"
+    df = spark.createDataFrame(rows, f"{kinds}, n array<array<string>>")
+    hashes = [scoring._hash(quoted(field.name), field.dataType) for field in df.schema.fields]
+    assert df.select(F.xxhash64(*hashes).alias("hash")).distinct().count() == len(rows)
+
+
 def test_cuts_of_files_do_not_follow_cores(spark: Any, tmp_path: Path) -> None:
     spark.range(0, ROWS, 1, 1).write.parquet(str(tmp_path / "in"))
     name = "spark.sql.files.minPartitionNum"
@@ -249,6 +294,19 @@ def test_cuts_of_files_do_not_follow_cores(spark: Any, tmp_path: Path) -> None:
     with scoring._same_splits(spark, {name: "7"}):
         assert spark.conf.get(name) == "7"
     assert spark.conf.get(name, None) == before
+
+
+def test_jobs_of_a_call_that_fails_are_cancelled(spark: Any) -> None:
+    context, found = spark.sparkContext, []
+
+    def fail() -> None:
+        found.extend(context.getJobTags())
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt), models_in(spark).cancelled():
+        fail()
+    assert [tag[:8] for tag in found] == ["sparkdl-"]
+    assert not context.getJobTags()
 
 
 def test_the_bar_shows_rows_and_their_rate(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import sys
 from importlib import import_module
+from importlib.util import find_spec
 
 # PySpark as it is installed comes before its archive, in which no module is compiled.
 sys.path.sort(key=lambda path: path.endswith("pyspark.zip"))
@@ -41,7 +42,8 @@ MODULES = (
 
 if __name__ == "__main__":
     for module in MODULES:  # and nothing runs, for threads do not survive a fork
-        import_module(module)
+        if find_spec(module) is not None:  # torch 2.4 has no torch.utils.serialization
+            import_module(module)
     forget_archives()
     # PySpark looks at all objects after each task.
     gc.collect()

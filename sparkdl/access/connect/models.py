@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import threading
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
 from pyspark.sql import DataFrame, SparkSession
 
 from sparkdl.access.connect.files import FileRef, new_files, send_files
-from sparkdl.access.models import Inline, digest_of
+from sparkdl.access.models import Inline, digest_of, tagged
 
 _INLINE_BYTES = 1 << 20
 """Larger models are files: a function is part of each plan that uses it, and fills the server's heap."""
@@ -59,3 +60,7 @@ class ConnectModels:
                 send_files(self.spark, ref, data)
                 known.add(digest)
         return InFiles(digest, ref)
+
+    def cancelled(self) -> AbstractContextManager[None]:
+        """Tag jobs by the session, which knows its own."""
+        return tagged(self.spark.addTag, self.spark.interruptTag, self.spark.removeTag)

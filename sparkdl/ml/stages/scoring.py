@@ -12,7 +12,6 @@ import json
 import logging
 import os
 import threading
-import uuid
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -27,6 +26,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from sparkdl._spark.errors import explained
+from sparkdl.access import models_in
 from sparkdl.access.models import digest_of
 from sparkdl.data.columns import quoted
 from sparkdl.data.schema import check_dataframe
@@ -41,7 +41,7 @@ from sparkdl.train.hooks.progress import open_bar
 
 logger = logging.getLogger("sparkdl")
 
-_FORMAT = 1
+_FORMAT = 2
 _PIECES, _LEAST, _MOST = 1000, 100, 100_000  # rows of a piece: a thousandth, for so much is lost with a task
 _LOOK_S = 1.0
 _SPLITS = "spark.sql.files.minPartitionNum"
@@ -100,7 +100,7 @@ def score(model: Any, df: DataFrame, path: str, *, resume: bool, progress: bool)
         def run(task: PieceTask) -> list[Any]:
             return given.mapInArrow(lambda batches: task(batches), REPORT).collect()
 
-        with _bar(path, rows, enabled=progress), explained("scoring"), _cancelled(spark):
+        with _bar(path, rows, enabled=progress), explained("scoring"), models_in(spark).cancelled():
             if before is None:
                 _on_cluster(spark, lambda: Pieces(path).begin(mark))
             else:
@@ -182,7 +182,7 @@ def _read(mark: bytes, path: str) -> dict[str, Any]:
         fits = False
     if not fits:
         raise ConfigError(
-            f"path={path!r}: its mark is damaged, or of a later sparkdl; choose another folder",
+            f"path={path!r}: its mark is damaged, or of another sparkdl; choose another folder",
             code="config-resume",
         )
     return dict(found)
@@ -260,7 +260,8 @@ def _job(df: DataFrame, prepared: Prepared, path: str, mark: bytes, size: int) -
             continue
         places.append(len(columns) + len(arguments))
         arguments.append(argument.alias(f"sparkdl_{len(arguments)}"))
-    hashed = F.xxhash64(*map(_hashable, df.schema.fields)).alias("sparkdl_hash")
+    hashes = [_hash(quoted(field.name), field.dataType) for field in df.schema.fields]
+    hashed = F.xxhash64(*hashes).alias("sparkdl_hash")
     written = T.StructType([*df.schema.fields, *prepared.columns])
     task = PieceTask(
         path=path,
@@ -276,9 +277,22 @@ def _job(df: DataFrame, prepared: Prepared, path: str, mark: bytes, size: int) -
     return source.select("*", *arguments, hashed), task
 
 
-def _hashable(field: T.StructField) -> SqlColumn:
-    column = quoted(field.name)
-    return F.to_json(F.struct(column)) if _holds(field.dataType, T.MapType) else column
+def _hash(column: SqlColumn, kind: T.DataType) -> SqlColumn:
+    """Return a hash of each value; Spark's own passes over null, and over where an array ends."""
+    if isinstance(kind, T.MapType):
+        fields = [T.StructField("key", kind.keyType), T.StructField("value", kind.valueType)]
+        return _hash(F.map_entries(column), T.ArrayType(T.StructType(fields)))
+    if isinstance(kind, T.StructType):
+        parts = [_hash(column.getField(field.name), field.dataType) for field in kind.fields]
+        return F.xxhash64(column.isNull(), *parts)
+    if isinstance(kind, T.ArrayType):
+        element = kind.elementType
+        flat = isinstance(element, T.NumericType) and not kind.containsNull
+        return F.xxhash64(
+            F.size(column), column if flat else F.transform(column, lambda value: _hash(value, element))
+        )
+    # Strings that a collation takes for equal have one hash.
+    return F.xxhash64(column.cast("binary") if isinstance(kind, T.StringType) else column)
 
 
 def _empty(schema: T.StructType) -> bytes:
@@ -314,25 +328,6 @@ def _on_cluster(spark: SparkSession, function: Callable[[], bytes | None]) -> by
         yield pa.RecordBatch.from_arrays([pa.array([function() or b""], pa.binary())], ["data"])
 
     return bytes(spark.range(0, 1, 1, 1).mapInArrow(run, "data binary").collect()[0][0])
-
-
-@contextmanager
-def _cancelled(spark: SparkSession) -> Iterator[None]:
-    """Cancel the jobs inside of ``with`` on an error or Ctrl-C, where the session can."""
-    tag = f"sparkdl-score-{uuid.uuid4().hex}"
-    known = hasattr(spark, "addTag")
-    if known:
-        spark.addTag(tag)
-    try:
-        yield
-    except BaseException:
-        if known:
-            with suppress(Exception):
-                spark.interruptTag(tag)
-        raise
-    finally:
-        if known:
-            spark.removeTag(tag)
 
 
 # -- the bar ---------------------------------------------------------------------------------------
