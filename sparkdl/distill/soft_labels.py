@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -113,13 +114,21 @@ class Labelling:
         device = device_of_task(task_resources())
         for teacher, _ in self.teachers:
             teacher.to(device)
-        for rows, batch in self.reader.batches(token, self.batch_size):
+        modules = [module for teacher, _ in self.teachers for module in teacher.children()]
+        numbers: list[Array] = []
+        parts: list[dict[str, Array]] = []
+        for rows, places, batch in self.reader.batches(token, self.batch_size, *modules):
             with located(token, rows):
                 batch = batch.to(device)
                 found: dict[str, Array] = {}
                 for teacher, encoding in self.teachers:
                     found |= encoding.encode(teacher(batch))
-                yield rows.numbers, found
+                parts.append(found)
+            numbers.append(rows.numbers[places])
+            if sum(map(len, numbers)) == len(rows):
+                order = np.argsort(np.concatenate(numbers))
+                yield rows.numbers, {k: np.concatenate([part[k] for part in parts])[order] for k in parts[0]}
+                numbers, parts = [], []
 
 
 def _label(

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from torch import Tensor
 
 from sparkdl.exceptions import ConfigError
-from sparkdl.hf.outputs import is_model, takes_by_name, without_adapter
+from sparkdl.hf.outputs import is_adapted, is_model, takes_by_name, without_adapter
 
 # kinds that read padding behind a text in spite of the mask: it is mixed in, hashed, pooled, or a neighbour,
 # or decides which tokens are looked at
@@ -39,6 +39,9 @@ def reads_behind(module: object) -> bool:
     inner = without_adapter(module)
     configs = [inner.config, getattr(inner.config, "encoder", None)]
     kinds = {getattr(config, "model_type", None) for config in configs}
+    ends = _has_prompt(module) and type(inner).__name__.endswith("ForSequenceClassification")
+    if ends and inner.config.model_type not in _masked():
+        return True  # of vectors, which have no padding token, such a head takes the last one
     return bool(kinds & _READ_IT) or not takes_by_name(inner, ("attention_mask",))
 
 
@@ -46,10 +49,13 @@ def reads_before(model: Any) -> bool:
     """Return whether how a model continues a text depends on padding in front of it.
 
     ``generate`` counts positions by the mask for a model that takes them. Without them, and with a state of
-    its own, a model counts columns, or goes on from the padding.
+    its own, a model counts columns, or goes on from the padding. Vectors that were learned as a prompt are in
+    front of the padding, and so farther from the text.
     """
     from transformers import GenerationMixin
 
+    if _has_prompt(model):
+        return True
     inner = without_adapter(model)
     kind = inner.config.model_type
     if kind in _PASS_OVER_IT:
@@ -57,6 +63,21 @@ def reads_before(model: Any) -> bool:
     own = type(inner).prepare_inputs_for_generation is not GenerationMixin.prepare_inputs_for_generation
     stateful = getattr(inner, "_is_stateful", False) or kind in _REMEMBER_IT
     return own or stateful or not takes_by_name(inner, ("position_ids", "attention_mask"))
+
+
+def _has_prompt(model: Any) -> bool:
+    """Return whether a model of ``peft`` puts vectors before a text, and not keys and values."""
+    adapters = model.peft_config.values() if is_adapted(model) else ()
+    prompts = [own.peft_type for own in adapters if own.is_prompt_learning]
+    return any(kind not in ("PREFIX_TUNING", "CARTRIDGE") for kind in prompts)
+
+
+def _masked() -> Mapping[str, str]:
+    """Return the kinds of models that see a text to both sides, whose heads take the first token."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
+
+    found: Mapping[str, str] = MODEL_FOR_MASKED_LM_MAPPING_NAMES
+    return found
 
 
 def by_length(mask: Tensor) -> Iterator[tuple[int, Tensor]]:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import warnings
+from functools import partial
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pytest
 import torch
@@ -12,6 +15,9 @@ from support.hf import bert, llama
 from support.ways import Shipped
 from torch import Tensor, nn
 
+from sparkdl import Dataset, Trainer
+from sparkdl.data import Pad
+from sparkdl.distill import KD, Distiller
 from sparkdl.exceptions import ConfigError, DataError
 from sparkdl.hf import Embedder, Generator
 from sparkdl.hf.padding import reads_before, reads_behind
@@ -28,6 +34,7 @@ SIDE = {"decoder_layers": 2, "decoder_attention_heads": 2, "decoder_ffn_dim": 32
 FSIDE = {**SIDE, "encoder_layers": 2, "encoder_attention_heads": 2, "encoder_ffn_dim": 32}
 FAST = {"block_size": 2, "num_random_blocks": 1, "attention_type": "block_sparse"}
 XLM = {"emb_dim": 16, "n_layers": 2, "n_heads": 2, "pad_index": PADDING, "mask_token_id": 5}
+GPT2 = {"n_embd": 16, "n_layer": 2, "n_head": 2}
 ROBERTA = {**HEADS, "is_decoder": True}
 DECODERS = {
     "BartForCausalLM": ("Bart", {**SIDE, "forced_eos_token_id": None}),
@@ -59,6 +66,20 @@ def made(cls: str, kind: str, **options: Any) -> Any:
             if weight.ndim > 1:
                 weight.normal_(std=1.5 / weight.shape[-1] ** 0.5)
     return model
+
+
+def prompted(model: Any, task: str) -> Any:
+    """Return a model with vectors in front of each text that count."""
+    import peft
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # peft asks transformers by a name of yesterday
+        tuned = peft.get_peft_model(model, peft.PromptTuningConfig(task_type=task, num_virtual_tokens=3))
+    with torch.no_grad():
+        for name, weight in tuned.named_parameters():
+            if "prompt" in name:
+                weight.normal_(std=2.0)
+    return tuned.eval()
 
 
 def texts(*lengths: int) -> list[Tensor]:
@@ -94,6 +115,20 @@ def test_decoders_that_count_columns_continue_each_text_as_it_is_alone(name: str
         assert torch.equal(found, expected)
 
 
+@pytest.mark.filterwarnings("ignore:Position ids are not supported")
+@pytest.mark.parametrize("name", ["LlamaForCausalLM", "GPT2LMHeadModel"])
+def test_a_learned_prompt_is_as_far_from_each_text_as_when_it_is_alone(name: str) -> None:
+    kind, options = ("Llama", {**HEADS, "num_key_value_heads": 2}) if "Llama" in name else ("GPT2", GPT2)
+    model = prompted(made(name, kind, **options), "CAUSAL_LM")
+    begin, *short = texts(20, 6, 9, 2, 9)
+    for rows in (short, [torch.cat([begin, text]) for text in short]):
+        with torch.no_grad():
+            expected = torch.stack([continued(model, row) for row in rows])
+            found = Generator(model, NEW, {"eos_token_id": -1, "pad_token_id": PADDING})(*batch(rows))
+        assert len({tuple(row) for row in expected.tolist()}) > 1
+        assert torch.equal(found, expected)
+
+
 def test_which_models_count_columns() -> None:
     """A family that nobody has listed counts positions by the mask only if it says that it takes them."""
 
@@ -103,6 +138,8 @@ def test_which_models_count_columns() -> None:
 
     assert reads_before(Unknown(llama().config))
     assert not reads_before(llama())
+    assert reads_before(prompted(llama(), "CAUSAL_LM"))
+    assert not reads_behind(prompted(bert(), "SEQ_CLS"))
     assert not reads_behind(bert())
     assert not reads_behind(nn.Linear(1, 1))
 
@@ -134,8 +171,16 @@ def test_an_encoder_that_turns_to_full_attention_turns_back() -> None:
         torch.testing.assert_close(call(classifier, rows[0][None]), first)
 
 
-def test_scores_of_models_that_read_padding_are_those_of_each_text() -> None:
-    module = made("ConvBertForSequenceClassification", "ConvBert", **HEADS)
+@pytest.mark.parametrize(
+    "module",
+    [
+        lambda: made("ConvBertForSequenceClassification", "ConvBert", **HEADS),
+        lambda: prompted(made("GPT2ForSequenceClassification", "GPT2", **GPT2), "SEQ_CLS"),
+    ],
+    ids=["ConvBert", "GPT2 with a prompt"],
+)
+def test_scores_of_models_that_read_padding_are_those_of_each_text(module: Any) -> None:
+    module = module()
     rows = texts(6, 9, 2, 9, 30, 6)
     masks = [torch.ones_like(row) for row in rows]
     with torch.no_grad():
@@ -161,10 +206,63 @@ def test_scores_of_models_that_read_padding_are_those_of_each_text() -> None:
     served = ServedModel(model)
     (answer,) = served.run([served.prepare(pa.table(dict(zip(names, columns, strict=True))))])
     np.testing.assert_allclose(answer.column("prediction").to_pylist(), expected, rtol=1e-4, atol=1e-5)
-    with pytest.raises(DataError, match="ConvBertForSequenceClassification reads what fills them up"):
+    with pytest.raises(DataError, match=f"{type(module).__name__} reads what fills them up"):
         Predictor(module)(
             input_ids=[row.tolist() for row in rows], attention_mask=[m.tolist() for m in masks]
         )
+
+
+def test_a_trainer_gives_models_that_read_padding_texts_of_one_length(spark: Any) -> None:
+    module = made("ConvBertForSequenceClassification", "ConvBert", **HEADS)
+    rows = texts(6, 9, 2, 9, 30, 6)
+    labels = torch.tensor([0, 1, 1, 0, 1, 0])
+    table = pd.DataFrame(
+        {
+            "input_ids": [row.tolist() for row in rows],
+            "attention_mask": [[1] * len(row) for row in rows],
+            "label": labels,
+        }
+    )
+    trainer = Trainer(
+        module, loss=nn.CrossEntropyLoss(), optimizer=partial(torch.optim.SGD, lr=0.0), progress=False
+    )
+    with torch.no_grad():
+        expected = torch.cat(
+            [module(input_ids=r[None], attention_mask=torch.ones_like(r)[None]).logits for r in rows]
+        )
+    names = {name: name for name in ("input_ids", "attention_mask")}
+    result = trainer.fit(
+        table, features=names, label="label", collate=Pad(lengths=False), validation=table
+    )  # of nothing, for the rate is 0
+    found, score = trainer.predict(table), trainer.evaluate(table)["loss"]
+    assert result.scores["val/loss"] == pytest.approx(score, abs=1e-6)
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+    assert score == pytest.approx(nn.functional.cross_entropy(expected, labels).item(), abs=1e-5)
+
+
+def test_soft_labels_of_a_teacher_that_reads_padding_are_those_of_each_text(spark: Any) -> None:
+    teacher = made("ConvBertForSequenceClassification", "ConvBert", **HEADS)
+    student, rows = bert(), texts(6, 9, 2, 9, 30, 6)
+    features = [
+        ({"input_ids": row.numpy(), "attention_mask": np.ones(len(row), np.int64)}, number % 2)
+        for number, row in enumerate(rows)
+    ]
+    with Dataset.from_torch(features, spark=spark, collate=Pad(lengths=False)) as data:
+        found = Distiller(
+            student,
+            teacher,
+            loss=KD(alpha=1.0, temperature=1.0),
+            optimizer=partial(torch.optim.SGD, lr=0.1),
+            batch_size=6,
+            progress=False,
+        ).fit(data)
+    with torch.no_grad():
+        soft, own = (
+            torch.cat([m(input_ids=r[None], attention_mask=torch.ones_like(r)[None]).logits for r in rows])
+            for m in (teacher, student)
+        )
+    expected = nn.functional.kl_div(own.log_softmax(1), soft.softmax(1), reduction="batchmean")
+    assert found.history[0]["loss"] == pytest.approx(expected.item(), rel=0.02)  # two bytes a logit
 
 
 @pytest.mark.parametrize("name", ["hash_seed", "num_buckets"])

@@ -67,7 +67,7 @@ class Evaluate:
         if token.rows:
             try:
                 with evaluating(worker, self.weights, partition) as replica:
-                    for rows, batch in reader.batches(token, self.batch_size):
+                    for rows, _, batch in reader.batches(token, self.batch_size, replica.module):
                         with located(token, rows):
                             batch = replace(batch, epoch=self.epoch, iteration=self.iteration)
                             measure(worker.spec, replica, batch, specs, logged, logits)

@@ -46,10 +46,10 @@ class Predict:
             return
         reader: BatchReader = serialize.loads(self.reader.read())
         with evaluating(worker, self.weights, partition) as replica:
-            for rows, batch in reader.batches(token, self.batch_size):
-                positions = rows.positions()
+            for rows, places, batch in reader.batches(token, self.batch_size, replica.module):
+                positions = rows.positions()[places]
                 with located(token, rows), numbered(positions):
-                    structure, arrays = flatten(output_of(replica, batch), len(rows))
+                    structure, arrays = flatten(output_of(replica, batch), len(positions))
                 arrays["positions"] = positions
                 yield frame.pack({"kind": "outputs", "structure": structure}, arrays)
 

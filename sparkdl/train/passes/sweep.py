@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from sparkdl import seeding
 from sparkdl._spark.errors import explained
@@ -26,6 +27,7 @@ from sparkdl.data.store import partition as store
 from sparkdl.data.store.build import MAX_ATTEMPTS
 from sparkdl.data.store.manifest import Unchanged, changed_error
 from sparkdl.exceptions import DataError, ModelError
+from sparkdl.hf.padding import reads_behind
 from sparkdl.nn.batch import Batch
 from sparkdl.nn.embedding import embedding_variables
 from sparkdl.nn.flat import FlatModule
@@ -67,15 +69,32 @@ class BatchReader:
             what = "the transform" if self.collate is None else "collate, or the transform,"
             raise DataError(f"{what} failed: {error!r}", code="data-transform") from error
 
-    def batches(self, token: store.Token, size: int) -> Iterator[tuple[Rows, Batch]]:
-        """Read a partition in order; PartitionMissingError if gone, DataError if the transform fails."""
+    def batches(
+        self, token: store.Token, size: int, *modules: nn.Module
+    ) -> Iterator[tuple[Rows, Array | slice, Batch]]:
+        """Read a partition in order: some rows at a time, and which of them a batch has.
+
+        Rows that differ in length share no batch if one of the modules reads what fills them up.
+        PartitionMissingError if the partition is gone, DataError if the transform fails.
+        """
         keys = {*self.features.keys, *self.label.keys, *(["weight"] if self.weighted else [])}
+        apart = any(map(reads_behind, modules))
         for start in range(0, token.rows, size):
             rows = in_order(token, start, size)
             columns = rows.read(keys)
-            with located(token, rows):
-                batch = self.batch(columns)
-            yield rows, batch
+            for places in self._of_one_length(columns) if apart else [slice(None)]:
+                with located(token, rows):
+                    batch = self.batch({key: column[places] for key, column in columns.items()})
+                yield rows, places, batch
+
+    def _of_one_length(self, columns: dict[str, Array]) -> list[Array | slice]:
+        """Return the places of the rows of each length."""
+        found = [columns[key] for key in self.features.keys if columns[key].dtype == object]
+        if not found:
+            return [slice(None)]
+        lengths = np.array([[len(row) for row in column] for column in found])
+        of = np.unique(lengths, axis=1, return_inverse=True)[1].reshape(-1)
+        return [np.flatnonzero(of == number) for number in range(of.max() + 1)]
 
 
 @contextmanager
