@@ -164,7 +164,7 @@ def test_the_signature_decides_dtype_and_shape() -> None:
     ("dtype", "rows", "problem", "code"),
     [
         ("int64", pd.Series([1, 2, None]), "row 2: nan does not fit int64", "data-null"),
-        ("int64", pd.Series([1, None], dtype="Int64"), "row 1: nan does not fit int64", "data-null"),
+        ("int64", pd.Series([1, None], dtype="Int64"), "row 1: (null|nan does not fit int64)", "data-null"),
         ("float32", [1.0, None], "row 1: null", "data-null"),
         ("int64", [1, 2.7], r"row 1: 2\.7 does not fit int64", "data-value"),
         ("int64", np.array([2**63], np.uint64), "row 0: 9223372036854775808 does not fit", "data-value"),
