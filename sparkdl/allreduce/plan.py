@@ -254,8 +254,9 @@ def gradient_shards(
 ) -> Iterator[Shard]:
     """Yield the gradient in shards as their codec writes them; none without a gradient.
 
-    The partition adds the codec's residual to its next gradient. The residual is written to the partition's
-    own state, after the last shard.
+    The partition adds the codec's residual of a parameter to the next gradient of it: where no rank has one,
+    the update passes over what is sent. The residual is written to the partition's own state, after the last
+    shard.
     """
     spec, state = me.worker.spec, forward.state_of(me.worker, me.rank)
     gradient = contribution.gradient
@@ -264,10 +265,17 @@ def gradient_shards(
             state.pass_on(contribution.before)
         return
     values, touched, left_out = me.worker.replica.on_host(gradient.values), gradient.touched, None
+    waiting: list[tuple[slice, Array]] = []
     if spec.error_feedback:
         residual = (contribution.before or {}).get("residual")
         if residual is not None:
-            values = values + residual.value.arrays["left_out"]
+            before = residual.value.arrays["left_out"]
+            params = zip(spec.layout.params, gradient.used, strict=True)
+            unused = [slice(param.offset, param.end) for param, used in params if not used]
+            waiting = [(place, before[place]) for place in unused]
+            values = values + before
+            for place in unused:
+                values[place] = 0
             touched = _touched_with(values, touched, spec.layout)
         left_out = np.empty_like(values)
     rows = _rows(values, touched, spec)
@@ -286,6 +294,8 @@ def gradient_shards(
     if state is not None:
         own = list(contribution.own_state)
         if left_out is not None:
+            for place, before in waiting:
+                left_out[place] = before
             own.append(frame.pack({"kind": "residual"}, {"left_out": left_out}))
         state.write(own)
 

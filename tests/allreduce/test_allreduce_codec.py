@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import json
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import hypothesis.extra.numpy as arrays
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sparkdl.allreduce.plan import gradient_shards
 from sparkdl.exceptions import ConfigError
+from sparkdl.nn.gradient import Gradient
+from sparkdl.wire import frame
 from sparkdl.wire.codec import Int8, TopK, codec_of, decode, encode, has_error_feedback
+from sparkdl.wire.held import Shared
+from sparkdl.wire.layout import ParamLayout, lay_out
 
 FLOATS = st.floats(-(2.0**127), 2.0**127, width=32)
 VALUES = arrays.arrays(np.float32, st.integers(0, 40), elements=FLOATS)
@@ -135,3 +142,33 @@ def test_names_and_options() -> None:
     for block in (0, 1.5, True):
         with pytest.raises(ConfigError, match="Int8: block"):
             Int8(block)
+
+
+@pytest.mark.parametrize("bounds", [[(0, 8)], [(0, 4), (4, 8)]])
+def test_what_is_left_out_waits_for_the_next_gradient_of_its_parameter(bounds: Any) -> None:
+    layout = ParamLayout(lay_out([("first", (4,), 0), ("second", (4,), 0)]))
+    codec = TopK(1 / 8)  # one value of 8, or of 4
+    spec = SimpleNamespace(layout=layout, gradient_codec=codec, error_feedback=True, scanned=())
+    worker = SimpleNamespace(spec=spec, replica=SimpleNamespace(on_host=lambda values: values.numpy()))
+    me = SimpleNamespace(worker=worker, rank=0)
+    written: list[Any] = []
+    state = SimpleNamespace(write=lambda frames: written.extend(frames))
+    forward = SimpleNamespace(state_of=lambda *_: state)
+    left, before = np.zeros((2, 4), np.float32), None
+    for step, gradient in enumerate(np.random.default_rng(0).normal(size=(6, 4)).astype(np.float32)):
+        turn = step % 2
+        values = torch.zeros(8)
+        values[4 * turn : 4 * turn + 4] = torch.from_numpy(gradient)
+        used = np.arange(2) == turn
+        contribution = SimpleNamespace(gradient=Gradient(values, used, {}, 1.0), before=before, own_state=())
+        shards = list(gradient_shards(me, forward, contribution, bounds))
+        sent = np.concatenate(
+            [shard.values(layout, *bound).value for shard, bound in zip(shards, bounds, strict=True)]
+        )
+        before = {"residual": Shared(frame.unpack(frame.join(written.pop())))}
+        left[turn] += gradient
+        largest = np.abs(left[turn]).argmax()
+        expected = np.zeros((2, 4), np.float32)
+        expected[turn, largest], left[turn, largest] = left[turn, largest], 0
+        np.testing.assert_array_equal(sent, expected.reshape(-1))
+        np.testing.assert_array_equal(before["residual"].value.arrays["left_out"], left.reshape(-1))
