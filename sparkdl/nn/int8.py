@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from functools import lru_cache
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,7 @@ from torch.nn import functional as F
 _LARGEST = 127
 _TINY = 1e-30
 _MIDDLE = 128  # oneDNN's convolutions take unsigned inputs: this stands for 0
+_MOST_INPUTS = (2**31 - 1) // ((_LARGEST + _MIDDLE) * _LARGEST)  # of an output, whose sum has 32 bits
 _LEAST_CHANNELS = 4  # of a group; with fewer, as of images, rounding costs more than it saves
 
 
@@ -136,6 +137,8 @@ def _rounded(part: nn.Module) -> nn.Module | None:
     """Return what takes a layer's place; ``None`` for a layer that stays, as one with hooks does."""
     if part._forward_hooks or part._forward_pre_hooks or "forward" in vars(part):
         return None
+    if type(part) in (nn.Linear, nn.Conv2d) and cast(Tensor, part.weight).flatten(1).shape[1] > _MOST_INPUTS:
+        return None
     if type(part) is nn.Linear:
         return Int8Linear(part)
     if type(part) is nn.Conv2d and part.padding_mode == "zeros" and not isinstance(part.padding, str):
@@ -148,7 +151,7 @@ def quantize(module: nn.Module) -> nn.Module:
 
     Only layers that are exactly ``nn.Linear``, or ``nn.Conv2d`` with at least four input channels in each
     group and a padding of zeros that is given as numbers, and have no hooks, are replaced; all other layers
-    compute as before.
+    compute as before. So do those with more than 66,311 inputs of an output, whose sums 32 bits may not hold.
     """
     # deepcopy takes what its memo has for the copy
     replaced = ((part, _rounded(part)) for part in module.modules())

@@ -40,6 +40,15 @@ def test_whole_numbers_are_exact() -> None:
     torch.testing.assert_close(Int8Linear(linear)(x), linear(x).detach())
 
 
+def test_a_layer_whose_sums_could_overflow_stays_as_it_is() -> None:
+    linear = nn.Linear(140_000, 1, bias=False)
+    nn.init.ones_(linear.weight)
+    with torch.inference_mode():
+        assert quantize(linear)(torch.ones(1, 140_000)).item() == pytest.approx(140_000)
+    assert isinstance(quantize(nn.Linear(66_311, 1)), Int8Linear)
+    assert isinstance(quantize(nn.Conv2d(7369, 1, 3)), nn.Conv2d)
+
+
 def test_dtype_of_the_input_is_kept() -> None:
     linear = nn.Linear(4, 3).bfloat16()
     assert Int8Linear(linear)(torch.ones(2, 4, dtype=torch.bfloat16)).dtype is torch.bfloat16
