@@ -233,7 +233,11 @@ def from_arrow(column: pa.ChunkedArray) -> Array:
         found: Array = np.array([nothing if row is None else row for row in rows], np.float32)
     else:
         whole = pa.concat_arrays(column.chunks)
-        flat = whole.flatten() if pa.types.is_list(whole.type) else whole
+        flat = whole
+        if pa.types.is_list(whole.type):
+            flat, lengths = whole.flatten(), whole.value_lengths()
+            if len(lengths.unique()) > 1:  # in all they may be as many as fit
+                raise ValueError("lists of different lengths")
         found = flat.to_numpy(zero_copy_only=False).astype(np.float32)
     return found.reshape(len(column), -1)
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 from support.models import mlp
@@ -25,7 +26,7 @@ from torch import nn
 
 from sparkdl import Dataset
 from sparkdl.distill import Distiller, Service
-from sparkdl.distill.client import Client, addresses_of
+from sparkdl.distill.client import Client, addresses_of, from_arrow
 from sparkdl.exceptions import ConfigError, ModelError
 from sparkdl.train import Hook, MaxIteration
 
@@ -149,6 +150,13 @@ def test_an_answer_that_is_too_long_or_too_short(answer: bytes, match: str) -> N
             with pytest.raises(ModelError, match=match):
                 Client([f"127.0.0.1:{listening.getsockname()[1]}"], patience=0).model()
             served.result(10)
+
+
+def test_answers_of_different_lengths_are_refused() -> None:
+    rows = pa.chunked_array([pa.array([[1.0, 2.0], [3.0, 4.0, 5.0, 6.0]])])
+    with pytest.raises(ValueError, match="different lengths"):  # of as many values as two rows of three have
+        from_arrow(rows)
+    assert from_arrow(rows.slice(1)).tolist() == [[3.0, 4.0, 5.0, 6.0]]
 
 
 def test_what_a_server_refuses_is_an_error(server: str, path: Path) -> None:
