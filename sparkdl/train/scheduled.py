@@ -50,9 +50,7 @@ class ScheduledHyper:
                 "its factory without PerEpoch or PerIteration"
             )
         for shadow in self._shadows:
-            # Nothing happens, for there are no gradients, but torch warns if a scheduler is stepped
-            # before its optimizer. Some optimizers insist on a closure.
-            shadow.step(lambda: 0.0)
+            _let_step(shadow)
 
     @property
     def needs_validation(self) -> bool:
@@ -172,6 +170,17 @@ def _with_mode(factory: SchedulerFactory, higher_is_better: bool) -> SchedulerFa
         return factory
     choose: Callable[..., LRScheduler] = factory
     return partial(choose, mode="max" if higher_is_better else "min")
+
+
+def _let_step(shadow: Optimizer) -> None:
+    """Let an optimizer make a step without gradients: torch warns of a scheduler that is stepped before.
+
+    Some optimizers insist on a closure. What one counts in its groups is taken back.
+    """
+    before = copy.deepcopy([_without_params(group) for group in shadow.param_groups])
+    shadow.step(lambda: 0.0)
+    for group, values in zip(shadow.param_groups, before, strict=True):
+        group.update(values)
 
 
 def _without_params(group: Mapping[str, Any]) -> dict[str, Any]:

@@ -202,6 +202,28 @@ def test_optimizers_with_peculiarities(factory):
     assert ScheduledHyper(spec(factory), None).learning_rate() == pytest.approx(0.1)
 
 
+class Counting(SGD):
+    """Counts its steps in its groups, and in a tensor there, also without gradients."""
+
+    def __init__(self, params, lr=0.1):
+        super().__init__(params, lr)
+        for group in self.param_groups:
+            group["steps"], group["sum"] = 0, torch.zeros(())
+
+    def step(self, closure=None):
+        for group in self.param_groups:
+            group["steps"] += 1
+            group["sum"] += group["lr"]
+        return super().step(closure)
+
+
+def test_what_an_optimizer_counts_in_its_groups_is_none_of_the_schedules():
+    found = ScheduledHyper(spec(Counting), partial(StepLR, step_size=1, gamma=0.5))
+    assert found.hyper() == ({},)
+    found.after_epoch()
+    assert found.hyper() == ({"lr": 0.05},)
+
+
 def test_the_optimizer_is_not_asked_for_gradients_nor_does_torch_warn():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
