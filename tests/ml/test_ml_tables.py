@@ -36,6 +36,7 @@ from sparkdl.ml import (
     load,
 )
 from sparkdl.ml.estimators import tables
+from sparkdl.ml.stages import tabular_fit
 from sparkdl.nn import DLRM, DeepFM, Tabular
 from sparkdl.serve import Predictor
 from sparkdl.summary import JsonLines
@@ -192,6 +193,17 @@ def test_a_number_that_is_mostly_zero_has_knots_among_the_others(spark: Any) -> 
     assert few.categories[0].values == ("0", "1", "10"), "equal counts in the order of the alphabet"
     rare = TabularEncoder(inputCols=["gains", "key"], minFrequency=2).fit(df).encoding
     assert rare.left_out == {"key": "none of its 1000 values is in 2 rows"}
+
+
+def test_columns_of_several_aggregations_have_the_knots_of_one(
+    spark: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    many = [f"id * {n} % 199 as x{n}" for n in (1, 5, 7)]
+    df = spark.range(199).selectExpr("id % 3 as few", *many).coalesce(1)
+    whole = TabularEncoder(inputCols=df.columns).fit(df).encoding
+    assert [len(number.knots) for number in whole.numbers] == [3, 33, 33, 33]
+    monkeypatch.setattr(tabular_fit, "_AT_ONCE", 2)
+    assert TabularEncoder(inputCols=df.columns).fit(df).encoding == whole
 
 
 def test_mistakes_in_a_table_are_named(spark: Any, table: Any) -> None:

@@ -276,15 +276,18 @@ def _values_and_quantiles(
     df: DataFrame, few: Mapping[str, Column], many: Mapping[str, Column]
 ) -> dict[str, list[float]]:
     """Return all values of some columns, and the quantiles of others."""
-    if not few and not many:
-        return {}
     n, v = F.col("n"), F.col("v")
-    wanted = [
-        F.collect_set(F.when(n < len(few), v)),
-        F.percentile_approx(F.when(n >= len(few), v), _SHARES, _ACCURACY),
-    ]
-    _, found = _aggregated(df, {**few, **many}, wanted)
-    return {name: [*values, *(quantiles or ())] for name, (values, quantiles) in found.items()}
+    columns, known = {**few, **many}, dict[str, list[float]]()
+    for begin in range(0, len(columns), _AT_ONCE):  # each aggregation numbers its columns from 0
+        some = {name: columns[name] for name in list(columns)[begin : begin + _AT_ONCE]}
+        first = max(0, len(few) - begin)
+        wanted = [
+            F.collect_set(F.when(n < first, v)),
+            F.percentile_approx(F.when(n >= first, v), _SHARES, _ACCURACY),
+        ]
+        _, found = _aggregated(df, some, wanted)
+        known |= {name: [*values, *(quantiles or ())] for name, (values, quantiles) in found.items()}
+    return known
 
 
 # -- categories ------------------------------------------------------------------------------------
