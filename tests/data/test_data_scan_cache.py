@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,9 +18,12 @@ from sparkdl.data.scan.cache import RowGroupCache
 from sparkdl.data.scan.files import File
 from sparkdl.data.scan.filters import SelectedRows
 from sparkdl.data.scan.manifest import ScanManifest
-from sparkdl.data.scan.reader import Reader
+from sparkdl.data.scan.reader import Reader, reader_of
+from sparkdl.data.scan.tasks import PlaceManifest
+from sparkdl.data.store.partition import Token
 from sparkdl.data.streams import FROM_THE_BEGINNING
 from sparkdl.exceptions import DataError
+from sparkdl.wire import frame
 
 ROWS, SIZE = 2000, 100
 COLUMNS = (
@@ -31,7 +35,11 @@ PLENTY = 1 << 30
 
 @pytest.fixture
 def manifest(tmp_path: Path) -> ScanManifest:
-    numbers = np.arange(ROWS)
+    return manifest_of(tmp_path, np.arange(ROWS))
+
+
+def manifest_of(tmp_path: Path, numbers: Any) -> ScanManifest:
+    """Return the manifest of a file with some numbers."""
     table = pa.table({"x": [[float(n), -float(n)] for n in numbers], "y": numbers})
     path = tmp_path / "rows.parquet"
     parquet.write_table(table, path, row_group_size=SIZE)
@@ -193,3 +201,20 @@ def test_a_full_disk_is_no_error(
     assert len(written) == 3
     assert len(files(tmp_path)) <= 2
     assert len(list(tmp_path.glob("disk*/c/*"))) == len(files(tmp_path)) + 1
+
+
+def test_a_dataset_that_was_released_has_no_rows_of_files_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An executor that is busy is left out when rows are deleted, and its store has the same name later."""
+    monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path / "disk"))
+    for numbers in (np.arange(ROWS), np.arange(ROWS) + 1000):
+        data = frame.join(manifest_of(tmp_path, numbers).pack())
+        sent: Any = SimpleNamespace(read=lambda once, data=data: data)
+        place = PlaceManifest("of a dataset", sent, 1, {}, PLENTY)
+        (token,) = (Token.from_frame(frame.unpack(made)) for made in place(0, iter(())))
+        for _ in range(2):  # the second time from the cache
+            found = reader_of(token).in_order(0, ROWS).read()["label"]
+            assert found.tolist() == numbers.tolist()
+        assert reader_of(token).decoded == ROWS
+        reader_of(token).close()

@@ -255,7 +255,7 @@ def row_groups_kept(spark: Any) -> int:
 
     def count(_: Any) -> int:
         folders = map(Path, os.environ["SPARK_LOCAL_DIRS"].split(","))
-        found = [path.name for folder in folders for path in folder.glob("sparkdl/*/row-groups/*")]
+        found = [path.name for folder in folders for path in folder.glob("sparkdl/*/row-groups-*/*")]
         return sum(map(str.isdecimal, found))
 
     return sum(spark.sparkContext.parallelize([0], 1).map(count).collect())

@@ -18,7 +18,7 @@ import pyarrow as pa
 from sparkdl.wire.private import FILE_MODE, make_folder, opener
 
 FOLDER = "row-groups"
-"""Name of the folder, beside those of partitions."""
+"""Begins the name of the folder, beside those of partitions; a checksum of the scan ends it."""
 
 _TOTAL = "bytes"
 

@@ -511,7 +511,9 @@ def reader_of(token: Token) -> Reader:
             _readers.pop(name).close()
         cache = None
         if reading["cache_bytes"]:
-            cache = RowGroupCache(store_folders(token.store, FOLDER), reading["cache_bytes"])
+            # By the files' checksum: a Dataset that is released leaves what is on an executor that is busy.
+            folders = store_folders(token.store, f"{FOLDER}-{token.content:x}")
+            cache = RowGroupCache(folders, reading["cache_bytes"])
         reader = _readers[key] = Reader(manifest, folder, reading["storage"], cache)
     _readers.move_to_end(key)
     return reader
