@@ -1,15 +1,20 @@
 """Models: what they hold, one row at a time, and columns side by side with Spark's own."""
 
+import re
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
 from pyspark.ml.classification import LogisticRegression
 from pyspark.ml.linalg import DenseVector, Vectors
 from pyspark.ml.regression import LinearRegression
+from pyspark.sql import types as T
 from torch import nn
 
 from sparkdl.exceptions import ConfigError, DataError
 from sparkdl.ml import TorchClassificationModel, TorchClassifier, TorchModel, TorchRegressionModel
+from sparkdl.ml.estimators.fitting import check_numbers
 from sparkdl.ml.estimators.model import classes_of
 from sparkdl.nn.signature import Signature, TensorSpec
 
@@ -34,6 +39,31 @@ def linear(inputs, outputs):
 
 
 # -- without Spark ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "indexed", "labels", "problem"),
+    [
+        (T.IntegerType(), (), ("2", "0", "1"), "holds numbers, and the model's classes are the strings 2, 0"),
+        (T.DoubleType(), (), ("0", "2"), "holds numbers, and the model's classes are the strings 0, 2"),
+        (T.DoubleType(), ("no", "yes"), ("yes", "no"), "has 'yes' as 1, and the model's classes"),
+        (T.DoubleType(), ("no", "perhaps", "yes"), ("no", "yes"), "has 'yes' as 2"),
+        (T.IntegerType(), (), ("0", "1.0", "2"), ""),
+        (T.IntegerType(), (), ("NEGATIVE", "POSITIVE"), ""),  # of Hugging Face, fitted on numbers
+        (T.DoubleType(), ("neg", "pos"), ("NEGATIVE", "POSITIVE"), ""),
+        (T.DoubleType(), ("2", "0", "1"), ("2", "0", "1"), ""),
+        (T.DoubleType(), ("a", "b", "__unknown"), ("a", "b"), ""),
+        (T.StringType(), (), ("2", "0", "1"), ""),
+    ],
+)
+def test_numbers_are_evaluated_if_they_are_those_of_the_classes(kind, indexed, labels, problem):
+    metadata = {"ml_attr": {"type": "nominal", "vals": list(indexed)}} if indexed else {}
+    df = SimpleNamespace(schema=T.StructType([T.StructField("y", kind, metadata=metadata)]))
+    if not problem:
+        check_numbers(df, "y", labels)
+        return
+    with pytest.raises(DataError, match=re.escape(problem)):
+        check_numbers(df, "y", labels)
 
 
 def test_from_module_copies_and_evaluates():

@@ -39,6 +39,7 @@ def evaluate(model: Any, df: DataFrame, metrics: Any, loss: Loss | None) -> dict
         )
     weight = value_of(model, model.weightCol) or None
     if model.labels:
+        fitting.check_numbers(df, label.name, model.labels)
         df, _ = fitting.index_strings(df, label.name, model.labels)
     kept = [label.name, *([weight] if weight else [])]
     features: Columns = model.inputColumns()

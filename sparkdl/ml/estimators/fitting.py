@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from math import prod
 from typing import Any
@@ -29,6 +30,8 @@ NOTHING = "__sparkdl_nothing"
 
 _MAX_CLASSES = 1000
 """So many classes at most are inferred from labels: a stray one would make a module of any size."""
+
+_NUMBER = re.compile(r"[+-]?[0-9]+(\.[0-9]*)?", re.ASCII)
 
 _LARGEST = float(np.finfo(np.float32).max)
 
@@ -75,6 +78,34 @@ def index_strings(
     index = F.call_function("array_position", F.array(*map(F.lit, labels)), quoted(name)).cast("double") - 1
     metadata = {"ml_attr": {"type": "nominal", "name": name, "vals": list(labels)}}
     return df.withColumn(name, index.alias(name, metadata=metadata)), labels
+
+
+def check_numbers(df: DataFrame, name: str, labels: Sequence[str]) -> None:
+    """Check that numbers, where a label column has no strings, are those of a model's classes.
+
+    A number stands for the class at its place, and not for the string that looks like it.
+    """
+    if is_text(df, name):
+        return
+    metadata = next((field.metadata for field in df.schema.fields if field.name == name), {})
+    given = {value: number for number, value in enumerate(metadata.get("ml_attr", {}).get("vals") or ())}
+    other = next((n for n, label in enumerate(labels) if given.get(label, n) != n), None)
+    if other is not None:
+        found = f"metadata of label column {name!r} has {labels[other]!r:.100} as {given[labels[other]]}"
+        raise _other_numbers(found, labels, other)
+    if not given and all(map(_NUMBER.fullmatch, labels)):
+        other = next((n for n, label in enumerate(labels) if float(label) != n), None)
+        if other is not None:
+            raise _other_numbers(f"label column {name!r} holds numbers", labels, other)
+
+
+def _other_numbers(found: str, labels: Sequence[str], other: int) -> DataError:
+    return DataError(
+        f"{found}, and the model's classes are the strings {', '.join(labels)!s:.300}, of which "
+        f"{labels[other]!r:.100} is number {other}: other classes would be compared. Give the strings, as in "
+        "the fit",
+        code="data-type",
+    )
 
 
 def is_text(df: DataFrame, name: str) -> bool:

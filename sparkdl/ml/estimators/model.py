@@ -194,7 +194,7 @@ class _TableModel(Fitted, HasTraining, HasInputs, HasErrorCol):
         Raises:
             ConfigError: if there is nothing to compute, or something is no metric.
             DataError: if a column is missing or cannot become a tensor, or a single logit's labels are not
-                0 and 1.
+                0 and 1, or labels are numbers where the fit had strings that other numbers stand for.
         """
         from sparkdl.ml.estimators.evaluation import evaluate
 
