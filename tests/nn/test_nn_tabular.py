@@ -50,6 +50,17 @@ def test_unseen_values_enter_as_nothing():
     assert any(rows[1][:-2])
 
 
+@pytest.mark.parametrize("row", [[3, 5], [-1, 5], [2, 20], [2, -1]])
+def test_a_number_out_of_range_is_none_of_an_unseen_value(row):
+    with pytest.raises(IndexError):
+        Tabular((3, 20), one_hot=8)(torch.tensor([[2, 5], row]))
+
+
+def test_a_number_out_of_range_is_named():
+    with pytest.raises(IndexError, match=r"categories\[1, 2\] is 4; expected a number from 0 to 3"):
+        Tabular((3, 20, 4), one_hot=8)(torch.tensor([[2, 5, 3], [2, 5, 4]]))
+
+
 def test_outputs_start_at_their_scale():
     torch.manual_seed(0)
     model = Tabular(numbers=1, outputs=2)

@@ -59,6 +59,7 @@ class Tabular(nn.Module):
     output_scale: Tensor
     hot_column: Tensor
     hot_value: Tensor
+    hot_size: Tensor
     piece_column: Tensor
     piece_start: Tensor
     piece_width: Tensor
@@ -86,6 +87,7 @@ class Tabular(nn.Module):
         pairs = [(c, value) for c in hot for value in range(1, self.cardinalities[c])]
         self._buffer("hot_column", [c for c, _ in pairs], torch.int64)
         self._buffer("hot_value", [value for _, value in pairs], torch.int64)
+        self._buffer("hot_size", [self.cardinalities[c] for c, _ in pairs], torch.int64)
         sizes = [self.cardinalities[c] for c in self._embedded]
         self.tables = nn.ModuleList(nn.Embedding(size, embedding_width(size)) for size in sizes)
         for table in self.tables:
@@ -151,8 +153,21 @@ class Tabular(nn.Module):
             )
         parts = [table(categories[:, c]) for c, table in zip(self._embedded, self.tables, strict=True)]
         if len(self.hot_column):
-            parts.append((categories[:, self.hot_column] == self.hot_value).to(self.output_mean.dtype))
+            chosen = categories[:, self.hot_column]
+            if not torch.compiler.is_compiling():  # an export knows no values
+                self._check_hot(chosen)
+            parts.append((chosen == self.hot_value).to(self.output_mean.dtype))
         return parts
+
+    def _check_hot(self, chosen: Tensor) -> None:
+        """Check that values are in range, as a table of vectors does: others would be unseen ones."""
+        wrong = (chosen < 0) | (chosen >= self.hot_size)
+        if wrong.any():
+            row, place = wrong.nonzero()[0].tolist()
+            raise IndexError(
+                f"categories[{row}, {int(self.hot_column[place])}] is {int(chosen[row, place])}; expected a "
+                f"number from 0 to {int(self.hot_size[place]) - 1}, as cardinalities say"
+            )
 
     def _numbers(self, numbers: Tensor) -> list[Tensor]:
         if numbers.dim() != 2 or numbers.shape[1] != self.numbers:
