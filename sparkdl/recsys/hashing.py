@@ -156,6 +156,8 @@ def _hashed(values: Sequence[Column], types: Sequence[DataType], buckets: int | 
 
 def _combined(hashes: Hashes, values: Values, name: str) -> Hashes:
     """Hash one more column into hashes."""
+    if isinstance(values, np.ma.MaskedArray):  # what is masked is null, whatever lies below
+        values = values.tolist()
     array = np.asarray(values)
     if array.dtype.kind == "u" and array.size:
         _check_long(int(array.max()), int(array.argmax()), name)

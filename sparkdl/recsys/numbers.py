@@ -92,6 +92,8 @@ def summarise_numbers(df: DataFrame, *columns: str, buckets: int = 10) -> dict[s
             raise DataError(f"{owner}: column {name!r} is null in all rows", code="data-empty")
         if not (isfinite(low) and isfinite(high)):
             raise DataError(f"{owner}: column {name!r} has infinite values; filter them", code="data-value")
+        if low == high:  # sums of equal values may be off by their last digit
+            mean, deviation = low, 0.0
         splits = tuple(sorted(set(quantiles) - {low})) if buckets > 1 else ()
         found[name] = NumberSummary(name, count, mean, deviation, low, high, splits)
     return found

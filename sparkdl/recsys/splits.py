@@ -128,7 +128,8 @@ def split_by_time(
 
 def _literal(at: Any, kind: T.DataType) -> Column:
     """Return a moment in SQL; PySpark's own takes a time without a zone for one of this machine's clock."""
-    if type(at) is datetime and at.tzinfo is None:
+    at = at.to_pydatetime() if hasattr(at, "to_pydatetime") else at  # of pandas
+    if isinstance(at, datetime) and at.tzinfo is None:
         if isinstance(kind, T.TimestampNTZType):
             return F.lit(at.isoformat(" ")).cast("timestamp_ntz")
         at = at.astimezone(UTC)  # of two hours of one name that of its `fold`

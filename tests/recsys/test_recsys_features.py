@@ -179,6 +179,7 @@ def test_a_clock_that_is_changed_moves_no_split(
         at = datetime(2024, 10, 27, 2, 30) if zoned else datetime(2024, 3, 31, 2, 30)
         counts = [split_by_time(df, at=moment)[0].count() for moment in (at, at.replace(fold=1))]
         assert counts == ([6, 18] if zoned else [24, 24])
+        assert split_by_time(df, at=pd.Timestamp(at))[0].count() == counts[0]
     finally:
         monkeypatch.undo()
         tzset()
@@ -401,6 +402,15 @@ def test_numbers_are_scaled_and_put_into_buckets(spark: Any) -> None:
         summarise_numbers(spark.createDataFrame([(None,)], "x double"), "x")
     with pytest.raises(ConfigError, match="scale='rank'"):
         with_scaled(df, "y", x, scale="rank")  # type: ignore[arg-type]
+
+
+def test_equal_numbers_have_no_deviation(spark: Any) -> None:
+    """Spark's mean of 11 times 0.1 and that of one differ in a digit, and so a deviation is left of them."""
+    eleven, one = (spark.range(n).coalesce(1).selectExpr("0.1D + 0 * id as x") for n in (11, 1))
+    df = eleven.union(one)
+    x = summarise_numbers(df, "x")["x"]
+    assert (x.mean, x.deviation) == (0.1, 0.0)
+    assert {row.y for row in with_scaled(df, "y", x).collect()} == {0.0}
 
 
 def test_an_id_by_hash_is_one_in_any_frame(events: Any) -> None:

@@ -47,6 +47,8 @@ def test_null_and_order_count() -> None:
     assert hash_ids([0])[0] != hash_ids([None])[0]
     assert hash_ids(["a"])[0] != hash_ids(["a"], salt="user")[0]
     assert hash_ids(np.array([3, 4], np.int32)).tolist() == hash_ids([3, 4]).tolist()
+    masked = [np.ma.array([3, 4], mask=[0, 1]), np.ma.array(["a", "b"], mask=[1, 0])]
+    assert hash_ids(*masked).tolist() == hash_ids([3, None], [None, "b"]).tolist()
     assert (hash_ids(range(-50, 50), buckets=7) >= 0).all()
 
 
