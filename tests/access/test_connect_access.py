@@ -181,7 +181,7 @@ def test_large_state_comes_back_in_rounds(
     refused: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     options = {"exchange": "sharded", "transport": "shuffle", "end_when": MaxIteration(3)}
-    monkeypatch.setattr("sparkdl.access.connect.tasks._PIECE_BYTES", 64)
+    monkeypatch.setattr("sparkdl.access.connect.tasks.PIECE_BYTES", 64)
     with threads(1), no_server(tmp_path, refused=refused) as session, rows(session, 2) as data:
         expected = trainer(**options).fit(data)
         before = session.jobs

@@ -270,10 +270,10 @@ class ConnectAccess(Access):
 
     def keep(self, pieces: Iterable[tuple[int, bytes | Parts]], shards: int, shard_bytes: int) -> OnDriver:
         """Keep pieces on the driver until the next group takes them along."""
-        kept: list[list[bytes]] = [[] for _ in range(shards)]
+        found: list[list[bytes]] = [[] for _ in range(shards)]
         for shard, piece in pieces:
-            kept[shard].append(frame.join(piece))
-        return OnDriver(kept)
+            found[shard].append(frame.join(piece))
+        return OnDriver(found)
 
     @contextmanager
     def _batches_of(self, frames: ConnectFrames) -> Iterator[None]:

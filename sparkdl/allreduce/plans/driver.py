@@ -157,7 +157,7 @@ class _Sync:
         received = me.clock.lap("receive")
         start, stop = spec.layout.shards(self.shards)[me.rank]
         before = frame.unpack(self.weights.read()).arrays
-        kept = first_of(inbox.everything(), Average)
+        averaged = first_of(inbox.everything(), Average)
         update = ShardUpdate(
             layout=spec.layout,
             start=start,
@@ -172,7 +172,7 @@ class _Sync:
             totals=self.totals,
         )
         optimizer = update.optimizer(first_of(inbox.everything(), State))
-        average = own_tensor(kept.params) if kept is not None else None
+        average = own_tensor(averaged.params) if averaged is not None else None
         made = update_shard(update, inbox.of(Shard), optimizer, average, received)
         if isinstance(made, Finished):
             yield ToDriver(made.shard)
