@@ -63,11 +63,12 @@ _PEEK_ROWS = 2  # BatchNorm in training mode needs more than one
 
 
 class Dataset:
-    """Training or validation rows, kept as tensors in the executors' local directories.
+    """Training or validation rows, as tensors in the executors' local directories or in files where they lie.
 
-    Build one with :meth:`from_dataframe`, :meth:`from_rdd` or :meth:`from_numpy`. Checks of the
-    schema happen at once; the rows are converted when they are first needed and kept until
-    :meth:`release` (or the end of a ``with`` block, or of the application).
+    Build one with :meth:`from_dataframe` or another of the methods that begin with ``from_``. Checks of the
+    schema happen at once. Rows of :meth:`from_parquet`, :meth:`from_delta` and :meth:`from_iceberg` stay in
+    their files; others are converted when they are first needed and kept until :meth:`release` (or the end
+    of a ``with`` block, or of the application).
 
     Attributes:
         spark: the session whose executors hold the rows.

@@ -168,7 +168,7 @@ class Places:
     """Where the input partitions begin in the order of the source, for rows that are dealt to others.
 
     The number of a row is that of the rows in the input partitions before its own, and of those before it
-    there. So one job counts the rows of each; with one, or one to deal to, there is nothing to count.
+    there. So one job counts the rows of each; with one to deal to there is nothing to count.
     """
 
     streams: tuple[int, ...]  # the stream of the first row of each

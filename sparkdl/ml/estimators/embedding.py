@@ -26,8 +26,8 @@ class EmbeddingModel(TorchModel):
         embed = EmbeddingModel.of("models/bert", predictionCol="vector")
         vectors = embed.transform(tokenizer.transform(texts))
 
-    Each Python worker of an executor holds one copy of the model. Like any :class:`TorchModel` it is saved
-    without a pickle, and has a ``predictor()``.
+    The Python workers of an executor share its weights. Like any :class:`TorchModel` it is saved without a
+    pickle, and has a ``predictor()``.
     """
 
     @classmethod

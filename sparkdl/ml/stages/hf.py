@@ -106,7 +106,7 @@ class HFTokenizer(_Tokenizing, HandleInvalid, HasErrorCol, HasOutputCols):
         maxLength: most tokens of a text; longer ones are cut off. By default that of the tokeniser's models,
             at most 512.
         padding: ``"batch"``, or ``"max_length"`` for rows of ``maxLength``.
-        paddingSide: ``"right"`` or ``"left"``; with ``"max_length"``.
+        paddingSide: ``"right"`` or ``"left"``; with ``"max_length"``. By default the tokeniser's.
         truncationSide: the side at which longer texts are cut off; by default the tokeniser's.
         padToken: token that fills texts up; by default the tokeniser's.
         addSpecialTokens: whether to add the tokens that models expect, such as ``[CLS]``.
