@@ -70,6 +70,10 @@ class Trainer:
               3 % of the time allows); 0 for none;
             - ``max_failures``: iterations that may fail within ``failure_window`` seconds (5 in 600)
               and run again before the run ends;
+            - ``elastic``: :class:`Elastic` to follow the number of executors, or ``"plan"`` to ask for as
+              many as pay, too (None: the partitions stay as they are);
+            - ``drop_stragglers``: :class:`DropStragglers` to leave rows of slow tasks out, with two jobs for
+              each iteration (None);
             - ``progress``: whether to show a progress bar (True);
             - ``name``: name of the run in the Spark UI (the module's class).
 

@@ -1,9 +1,10 @@
-from dataclasses import FrozenInstanceError
+import re
+from dataclasses import FrozenInstanceError, fields
 
 import pytest
 
 from sparkdl.exceptions import ConfigError
-from sparkdl.train import MaxEpoch, TrainConfig
+from sparkdl.train import MaxEpoch, TrainConfig, Trainer
 
 
 def test_defaults():
@@ -38,6 +39,11 @@ def test_numbers_are_checked_by_name(option, value):
 def test_end_when_must_be_a_trigger(value):
     with pytest.raises(ConfigError, match=r"end_when=.*: expected a trigger such as MaxEpoch\(5\)"):
         TrainConfig(end_when=value)
+
+
+def test_the_docstring_of_the_trainer_has_all_options():
+    listed = re.findall(r"``(\w+)``", Trainer.__doc__)
+    assert {field.name for field in fields(TrainConfig)} - set(listed) == set()
 
 
 def test_options_are_named_and_fixed():
