@@ -400,6 +400,39 @@ def test_a_search_that_died_goes_on_as_if_it_had_not(tmp_path: Path) -> None:
     assert f"state-{whole.best.rung:06d}.bin" in states
 
 
+def test_states_of_trials_that_have_ended_are_deleted_but_the_best(tmp_path: Path) -> None:
+    held: list[int] = []
+
+    def look(trial: Trial, ended: bool) -> None:
+        held.append(len(list(tmp_path.glob("state-*.bin"))))
+
+    made = search(FIFO(), tmp_path, trials=20, on_rung=look)
+    assert made.best is not None
+    left = [path.name for path in tmp_path.glob("state-*.bin")]
+    assert left == [f"state-{made.best.rung:06d}.bin"]
+    assert len(held) == 20
+    assert max(held) == 2  # the best one's, and that of the rung that has ended
+    runner = Curves()
+    again = search(FIFO(), tmp_path, runner=runner, trials=20, resume=True)
+    assert (again.best, runner.rungs) == (made.best, [])
+    assert [path.name for path in tmp_path.glob("state-*.bin")] == left
+
+
+class CopiesTheFirst(FIFO):
+    """A trial that waits goes on as a copy of the first one, which has ended."""
+
+    def first(self, number: int) -> int:
+        return 9 if number == 0 else 1
+
+    def reported(self, trial: Trial, trials: Any) -> Any:
+        return Go(trial.number, 9, donor=0) if trial.number == 2 else "pause"
+
+
+def test_a_trial_that_has_ended_cannot_be_copied() -> None:
+    with pytest.raises(ConfigError, match=r"CopiesTheFirst.*copies trial 0, which is finished"):
+        search(CopiesTheFirst(), trials=4, concurrent=1)
+
+
 def test_a_folder_is_refused_that_has_another_search(tmp_path: Path) -> None:
     search(FIFO(), tmp_path, trials=2)
     with pytest.raises(ConfigError, match=r"a search has been kept there.*resume=True"):

@@ -122,6 +122,11 @@ class Search:
         trial = self.trials[move.number]
         if move.donor is not None:
             donor = self.trials[move.donor]
+            if donor.is_over:
+                raise ConfigError(
+                    f"{self.scheduler.describe()}: {move} copies trial {donor.number}, which is "
+                    f"{donor.status}: its state is deleted; copy a trial that is paused or running"
+                )
             trial.params = dict(move.params or donor.params)
             trial.copies.append({"epoch": donor.epochs, "trial": donor.number, "params": dict(trial.params)})
             trial.state, trial.epochs = donor.state, donor.epochs
@@ -194,7 +199,7 @@ class Search:
                 trial.status = "stopped"
         self.on_rung(trial, trial.is_over)
         self.asker.show(trial, self.metric, trial.is_over)
-        held = [trial.state for trial in self.trials if trial.status in ("paused", "finished")]
+        held = [trial.state for trial in self.trials if trial.status == "paused"]
         begun = [rung.state for rung, _ in self._running.values()]
         best = [self.best.rung] if self.best is not None else []
         self.journal.prune({number for number in [*held, *begun, *best] if number is not None})

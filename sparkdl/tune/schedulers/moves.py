@@ -18,7 +18,7 @@ class Go:
     Attributes:
         number: which trial.
         until: epochs to complete in all.
-        donor: the trial whose weights and optimizer state it takes over, if any.
+        donor: the trial whose weights and optimizer state it takes over, if any; one that has not ended.
         params: its params from here on, if they change.
     """
 
