@@ -62,9 +62,9 @@ class AutoForecast(Estimator[Any]):
 
     1. The last ``windows`` horizons of each series are kept away for the leaderboard.
     2. A :class:`sparkdl.tune.Tuner` searches the space by the loss on the horizon before them.
-    3. The best trial of each architecture is fitted again, without these steps, for as many epochs as the
-       trial had; its forecasts of them, and those of the baselines, are scored. Baselines are the value of a
-       season ago and, where statsmodels is installed, Holt-Winters of each series.
+    3. The best trial of each architecture is fitted again, without these steps, for as many epochs as led
+       to its best loss; its forecasts of them, and those of the baselines, are scored. Baselines are the
+       value of a season ago and, where statsmodels is installed, Holt-Winters of each series.
     4. The best one is fitted to all rows. Holt-Winters only compares: if it wins, the leaderboard says so,
        and the model is the best of the others.
 
@@ -108,7 +108,9 @@ class AutoForecast(Estimator[Any]):
             if metric == "pinball":
                 raise ConfigError("metric='pinball': Holt-Winters gives no quantiles; say holtWinters=False")
             if not holt_winters.is_installed():
-                raise ConfigError("Holt-Winters needs statsmodels: pip install 'sparkdl[series]'")
+                raise ConfigError(
+                    "Holt-Winters needs statsmodels: pip install 'sparkdl[series]'", code="config-package"
+                )
         self.estimator, self.timeBudget, self.metric = estimator, timeBudget, metric
         self.space = dict(SPACE if space is None else space)
         self.windows, self.trials, self.holtWinters = windows, trials, holtWinters

@@ -139,5 +139,7 @@ def _faiss() -> Any:
     try:
         import faiss
     except ImportError as error:
-        raise ConfigError("NearestItems needs faiss: pip install 'sparkdl[retrieval]'") from error
+        raise ConfigError(
+            "NearestItems needs faiss: pip install 'sparkdl[retrieval]'", code="config-package"
+        ) from error
     return faiss

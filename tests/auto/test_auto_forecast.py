@@ -93,6 +93,10 @@ def test_holt_winters_is_a_baseline_where_it_can_be_one(monkeypatch: Any) -> Non
     assert AutoForecast(levels)._compares()
     assert not AutoForecast(levels, metric="pinball")._compares()
     assert not AutoForecast(levels, holtWinters=False)._compares()
+    monkeypatch.setattr(holt_winters, "is_installed", lambda: False)
+    with pytest.raises(ConfigError, match=r"pip install 'sparkdl\[series\]'") as caught:
+        AutoForecast(estimator(), holtWinters=True)
+    assert caught.value.code == "config-package"
 
 
 def test_each_candidate_of_the_default_space_makes_a_module() -> None:

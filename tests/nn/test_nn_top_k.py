@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -168,6 +169,13 @@ def test_a_file_of_something_else_is_no_graph(tmp_path: Path) -> None:
     np.savez(path, ids=np.zeros(3))
     with pytest.raises(DataError, match=r"holds \['ids'\], expected ids and vectors"):
         NearestItems.load(path)
+
+
+def test_a_missing_faiss_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "faiss", None)
+    with pytest.raises(ConfigError, match=r"pip install 'sparkdl\[retrieval\]'") as caught:
+        NearestItems([1, 2], np.eye(2))
+    assert caught.value.code == "config-package"
 
 
 def test_a_graph_finds_nearly_all(tmp_path: Path) -> None:
