@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -178,6 +179,13 @@ def test_readme(namespace: dict[str, Any]) -> None:
 
 CODE = re.compile(r"^```(?P<kind>\w+)[^\n]*\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL)
 COLUMNS = 84  # of a line of code, at most: what a page of the site shows at 1,280 pixels
+
+
+def test_install_lists_the_extras() -> None:
+    with open(ROOT / "pyproject.toml", "rb") as file:
+        extras = tomllib.load(file)["project"]["optional-dependencies"]
+    rows = re.findall(r"^\| (`.+?`) \|", (ROOT / "docs/install.md").read_text(), re.MULTILINE)
+    assert sorted(re.findall(r"`(.+?)`", " ".join(rows))) == sorted(extras)
 
 
 def test_code_fits_its_column() -> None:
