@@ -149,6 +149,14 @@ def test_options_that_contradict(values, message):
             {"module": nn.Linear(2, 2), "hyper": {"out_features": 3}},
             "module.out_features is set, but module is",
         ),
+        (
+            {"optimizer": torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=1.0), "learningRate": 0.1},
+            "learningRate is set, but optimizer is a SGD that has rates of its own",
+        ),
+        (
+            {"optimizer": {"*": partial(torch.optim.SGD, lr=1.0)}, "learningRate": 0.1},
+            "learningRate is set, but optimizer is a dict that has rates of its own",
+        ),
     ],
 )
 def test_settings_that_contradict(values, message):

@@ -183,6 +183,11 @@ class FitsModule(HasAttributes, HasRunSetters, HasHyper, TorchWritable, TorchRea
                     f"{of}.{next(iter(hyper))} is set, but {of} is a {type(made_by).__name__} that was "
                     "built already; give a class or factory instead"
                 )
+        if self.isSet(self.learningRate) and isinstance(self.optimizer, torch.optim.Optimizer | Mapping):
+            raise ConfigError(
+                f"learningRate is set, but optimizer is a {type(self.optimizer).__name__} that has rates of "
+                "its own; set them there, or give a class or factory instead"
+            )
 
     def _build(
         self, default: Factory | None = None, **arguments: Any
@@ -217,7 +222,7 @@ class FitsModule(HasAttributes, HasRunSetters, HasHyper, TorchWritable, TorchRea
 
     def _optimizer_factory(self, module: nn.Module) -> Optimizers | None:
         hyper = self.getHyper("optimizer")
-        if self.isSet(self.learningRate) and not isinstance(self.optimizer, torch.optim.Optimizer | Mapping):
+        if self.isSet(self.learningRate):
             hyper = {"lr": self.getLearningRate(), **hyper}
         if self.optimizer is not None:
             given: Any = self.optimizer
