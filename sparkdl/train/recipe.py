@@ -218,11 +218,10 @@ class Recipe:
             optimizer=describe_optimizer(self.rule.optimizer),
             inner_optimizer=describe_optimizer(self.optimizer) if config.local is not None else None,
         )
-        stale = asdict(self.rule.staleness) if self.rule.staleness is not None else None
-        added = {"tables": tables, "staleness": stale}
+        stale = self.rule.staleness
+        setting["staleness"] = None if stale is None else asdict(stale)
         setting["columns"] = {column.key: column.source for column in plan.columns}
-        setting |= checksums(tokens)
-        return setting | {name: value for name, value in added.items() if value is not None}
+        return setting | checksums(tokens) | ({} if tables is None else {"tables": tables})
 
     def begun_rows(self) -> dict[str, Collection[str]]:
         """Return the names of the optimizer's state of each row, by embedding variable that is trained."""

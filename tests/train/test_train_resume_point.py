@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import fsspec
@@ -23,12 +24,12 @@ from sparkdl.allreduce import shard_files
 from sparkdl.allreduce.shard_files import decode, encode
 from sparkdl.exceptions import ConfigError
 from sparkdl.nn.parameters import layout_of
-from sparkdl.optim import LAMB, ParamGroup
-from sparkdl.train import Checkpoint
+from sparkdl.optim import LAMB, ParamGroup, Staleness
+from sparkdl.train import Checkpoint, Trainer
 from sparkdl.train.checkpoint import CheckpointFolder, read_point
 from sparkdl.train.checkpoint.mark import sealed
 from sparkdl.train.checkpoint.resume import ResumePoint
-from sparkdl.train.checkpoint.setting import check_inside_epoch, setting_of
+from sparkdl.train.checkpoint.setting import check_inside_epoch, check_setting, setting_of
 from sparkdl.wire import frame
 
 NAME = f"iteration-{STATE.iteration:08d}"
@@ -220,6 +221,31 @@ def test_another_optimizer_is_refused(optimizer: Any, words: str) -> None:
     with pytest.raises(ConfigError, match=words) as caught:
         point().check(setting(optimizer))
     assert caught.value.code == "config-resume"
+
+
+def test_late_gradients_cannot_come_or_go() -> None:
+    """Those that waited would be lost, or never have been sent."""
+
+    def of(staleness: Staleness | None) -> dict[str, Any]:
+        trainer = Trainer(
+            MODULE,
+            loss=nn.CrossEntropyLoss(),
+            optimizer=partial(torch.optim.SGD, lr=0.1),
+            staleness=staleness,
+        )
+        return trainer._recipe.setting([], SimpleNamespace(columns=[]))  # type: ignore[arg-type]
+
+    none, half, third = of(None), of(Staleness(share=0.5)), of(Staleness(share=0.3))
+    for then in (none, half, {name: value for name, value in none.items() if name != "staleness"}):
+        check_setting(then, half if then is half else none)
+    for then, now, words in (
+        (half, none, r"staleness is None now and was \{.*0\.5"),
+        (none, half, r"staleness is \{.*0\.5.*\} now and was None"),
+        (half, third, r"staleness is \{.*0\.3.* now and was \{.*0\.5"),
+    ):
+        with pytest.raises(ConfigError, match=words) as caught:
+            check_setting(then, now)
+        assert caught.value.code == "config-resume"
 
 
 def test_options_may_change_that_leave_the_state_as_it_is() -> None:
