@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -13,7 +13,6 @@ from sparkdl._spark.processes import LINGER_SECONDS, EndSurplus
 from sparkdl.access.base import Access, Persisted, Published, described
 from sparkdl.allreduce.persisted import PersistedShards
 from sparkdl.allreduce.transport.base import Transport
-from sparkdl.compute.worker import forget_fit
 from sparkdl.data.store.build import PartitionStore
 from sparkdl.data.store.partition import Token
 from sparkdl.wire import frame
@@ -92,12 +91,15 @@ class Cluster:
             tokens = [Token.from_frame(frame.unpack(data)) for data in self.access.collect(store.tokens)]
         return in_excess([token.executor for token in tokens], self.access.count_executors())
 
-    def delete_files(self, fit_id: str) -> None:
-        """Delete a fit's files; what executors that fail keep goes with them."""
+    def delete_files(self, fit_id: str, forget: Callable[[], None]) -> bool:
+        """Let executors forget a fit; return whether they have. What those that fail keep goes with them."""
         doing, failed = "sparkdl: delete the run's files", f"files of fit {fit_id} were not deleted"
+        deleted = False
         with described(self.access, doing), tolerated(failed):
             # On all of them: where tasks have run in the course of losses, no RDD knows any more.
-            self.access.run_on_executors(partial(forget_fit, fit_id), profile=self.profile)
+            self.access.run_on_executors(forget, profile=self.profile)
+            deleted = True
+        return deleted  # noqa: RET504
 
 
 class Spreading:

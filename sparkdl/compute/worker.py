@@ -25,6 +25,7 @@ from sparkdl.compute.local_store import LocalStore, fit_folder
 from sparkdl.compute.memory import exempt_objects, keep_freed_memory, trim_memory
 from sparkdl.compute.row_owner import RowOwner
 from sparkdl.compute.spec import FitSpec
+from sparkdl.data.store.partition import delete_store
 from sparkdl.keyed.memory import RowMemory
 from sparkdl.nn import serialize
 from sparkdl.nn.batch import Batch
@@ -139,8 +140,10 @@ class FitRef:
         return worker
 
 
-def forget_fit(fit_id: str) -> None:
-    """Delete a fit's files on this executor and its objects in this process."""
+def forget_fit(fit_id: str, stores: Sequence[str] = ()) -> None:
+    """Delete a fit's files on this executor and its objects in this process, and stores of rows."""
+    for name in stores:
+        delete_store(name)
     for store in (*_files.pop(fit_id, ()), LocalStore(fit_folder(fit_id))):
         store.delete()
     release_fit(fit_id)

@@ -110,6 +110,7 @@ class Dataset:
         self._peeked: dict[str, Array] | None = None
         self._first: dict[str, Array] | None = None
         self._store: PartitionStore | None = None
+        self.for_one_fit = False  # whether the fit that reads it releases it, in the job that ends the fit
         self._lock = threading.RLock()
         if collate is not None and not callable(collate):
             raise ConfigError(f"collate={collate!r:.100}: expected a callable such as sparkdl.data.Pad()")
@@ -527,6 +528,11 @@ class Dataset:
                 self._store = build_store(self.access, self.source, self.plan, self.id, count, available)
             return self._store
 
+    @property
+    def own_files(self) -> list[str]:
+        """The name of its store's files on the executors, if there are any."""
+        return [] if self._store is None else self._store.own_files
+
     @contextmanager
     def repartitioned(self, num_partitions: int) -> Iterator[PartitionStore]:
         """Build a store with another number of partitions, to stay in use if the block succeeds.
@@ -600,6 +606,7 @@ class Dataset:
         other = copy.copy(self)
         other.source, other.num_partitions = source, num_partitions
         other._peeked = other._first = other._store = None
+        other.for_one_fit = False
         other._lock, other.id = threading.RLock(), uuid.uuid4().hex
         return other
 
@@ -635,13 +642,17 @@ class Dataset:
 
     def release(self) -> None:
         """Delete the rows from the executors. The Dataset rebuilds them if it is used again."""
+        self.let_go()
+
+    def let_go(self, *, files: bool = True) -> None:
+        """Release it; without ``files`` those on the executors are deleted already."""
         with self._lock:
             store, self._store = self._store, None
             if not self.access.is_alive():
                 return
             try:
                 if store is not None:
-                    delete(self.access, store)
+                    delete(self.access, store, files=files)
             finally:
                 self.source.release()
 

@@ -125,11 +125,14 @@ def datasets_of(
     seed: int,
     module: nn.Module | None = None,
     validated: Chosen | None = None,
+    *,
+    for_one_fit: bool = False,
 ) -> Iterator[tuple[Dataset, Validation, Chosen | None]]:
     """Make Datasets of DataFrames for as long as the block runs; Datasets stay what they are.
 
     ``validation`` is Datasets or DataFrames, one or several by name, or the share of ``data`` that is kept
-    for it, its rows chosen by ``seed``; ``validated`` are other columns to validate on. Beside the Datasets
+    for it, its rows chosen by ``seed``; ``validated`` are other columns to validate on. With ``for_one_fit``
+    the fit that reads them in the block releases those that are made here. Beside the Datasets
     come the columns of a DataFrame as ``module`` takes them. Raises ConfigError for wrong columns or a share
     that is none, DataError if a column is no tensor, or a share holds no row.
     """
@@ -147,15 +150,19 @@ def datasets_of(
     else:
         check_none_chosen(chosen)
     with ExitStack() as stack:
+
+        def made(one: Dataset) -> Dataset:
+            one.for_one_fit = for_one_fit
+            return stack.enter_context(one)
+
         if of_frame:
-            data = stack.enter_context(chosen.dataset(data))
+            data = made(chosen.dataset(data))
         if is_share:
             parts = data.split(validation, seed) if of_frame else map(data.part, share_of(validation, seed))
-            data, several[""] = map(stack.enter_context, parts)
+            data, several[""] = map(made, parts)
         columns = chosen if validated is None else replace(validated, features=chosen.features)
         sets: Any = {
-            name: stack.enter_context(columns.dataset(one)) if is_frame(one) else one
-            for name, one in several.items()
+            name: made(columns.dataset(one)) if is_frame(one) else one for name, one in several.items()
         }
         yield data, sets if isinstance(validation, Mapping) else sets[""], chosen if of_frame else None
 

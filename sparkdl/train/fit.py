@@ -84,7 +84,9 @@ class Fit:
             )
             loop = Loop(
                 run=run,
-                engine=ship.engine(recipe, self.name),
+                engine=ship.engine(
+                    recipe, self.name, [one for one in (data, *sets.values()) if one.for_one_fit]
+                ),
                 model=ModelState(ship.weights),
                 epochs=epochs,
                 schedule=schedule,

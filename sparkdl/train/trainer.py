@@ -220,8 +220,9 @@ class Trainer:
         given = Chosen(features, label, weight, collate)
         with (
             ErrorsCarryResult() as carrier,
-            datasets_of(data, validation, given, self.config.seed, self.module) as (dataset, sets, chosen),
+            datasets_of(data, validation, given, self.config.seed, self.module, for_one_fit=True) as made,
         ):
+            dataset, sets, chosen = made
             self._recipe.check_trains()
             if (request := take()) is not None:  # of `sparkdl plan` or `sparkdl profile`
                 answer(request, self, dataset)

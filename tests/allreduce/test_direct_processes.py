@@ -80,8 +80,8 @@ class Mixed:
     def forget(self, partition: int) -> None:
         """Do nothing."""
 
-    def release(self, *, last: bool = False) -> bool:
-        done = [transport.release(last=last) for transport in self._transports]
+    def release(self, forget: Callable[[], None] | None = None) -> bool:
+        done = [transport.release(forget) for transport in self._transports]
         return any(done)
 
 

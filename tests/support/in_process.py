@@ -185,7 +185,7 @@ class InProcessTransport:
         """Write a rank's rows again."""
         self.tokens[partition] = self._write(partition)
 
-    def release(self, *, last: bool = False) -> bool:
+    def release(self, forget: Callable[[], None] | None = None) -> bool:
         """Delete nothing."""
         return False
 
@@ -376,8 +376,9 @@ class InProcessCluster:
         """Return none: sites do not hold partitions."""
         return []
 
-    def delete_files(self, fit_id: str) -> None:
+    def delete_files(self, fit_id: str, forget: Callable[[], None]) -> bool:
         """Do nothing."""
+        return False
 
 
 def _kind(data: bytes) -> str:

@@ -4,22 +4,28 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from support.data import as_dataset, digits, partitioned
 from support.models import Everything, mlp
 from support.no_jvm import with_jvm
 from support.reference import assert_bit_equal, relative_error
+from support.stores import store_files
 from torch import nn
 
 from sparkdl import Dataset, Trainer
+from sparkdl.allreduce.cluster import Cluster
 from sparkdl.allreduce.outcome import Outcome, fixed_seconds
+from sparkdl.allreduce.transport.direct.membership import Membership
+from sparkdl.compute.worker import forget_fit
 from sparkdl.exceptions import ConfigError, ModelError, NonFiniteError
 from sparkdl.optim import LAMB, ClipByNorm
 from sparkdl.train import (
@@ -325,6 +331,46 @@ def test_connections_and_files_of_a_run_end_in_one_job(spark: Any, data: Dataset
     assert {*executor.flatMap(files).collect()} <= before
 
 
+@pytest.mark.jvm
+@pytest.mark.parametrize("transport", ["direct", "shuffle"])
+def test_rows_that_a_fit_alone_reads_are_released_by_the_job_that_ends_it(spark: Any, transport: Any) -> None:
+    df = spark.createDataFrame([([n / 20], n % 2) for n in range(20)], "x array<float>, y long")
+    trainer = Trainer(
+        nn.Linear(1, 2),
+        loss=nn.CrossEntropyLoss(),
+        optimizer=partial(torch.optim.SGD, lr=0.1),
+        transport=transport,
+        progress=False,
+    )
+    names = jobs_in(spark, lambda: trainer.fit(df, 0.5, features="x", label="y"))
+    last = {"direct": "sparkdl: close connections", "shuffle": "sparkdl: delete the run's files"}[transport]
+    assert names.count(last) == 1
+    assert "sparkdl: release the partition store" not in names
+    with Dataset.from_dataframe(df, features="x", label="y") as data:
+        trainer.fit(data)
+        assert "sparkdl: build the partition store" not in jobs_in(spark, lambda: trainer.fit(data))
+
+
+def test_rows_are_deleted_though_the_job_that_ends_a_fit_fails(
+    spark: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failed: list[str] = []
+
+    def fails(_: Any, fit_id: str, forget: Any) -> bool:
+        forget_fit(fit_id)
+        failed.extend(*forget.args[1:])
+        return False
+
+    monkeypatch.setattr(Cluster, "delete_files", fails)
+    monkeypatch.setattr(Membership, "dismiss", lambda *_: False)
+    rows = pd.DataFrame({"x": [[n / 20] for n in range(20)], "y": np.arange(20) % 2})
+    optimizer = partial(torch.optim.SGD, lr=0.1)
+    trainer = Trainer(nn.Linear(1, 2), loss=nn.CrossEntropyLoss(), optimizer=optimizer, progress=False)
+    trainer.fit(rows, rows[:10], features="x", label="y")
+    assert len(failed) == 2
+    assert not store_files()
+
+
 def files(_: int) -> list[str]:
     """Return the folders of runs on the executor that runs this."""
     folders = os.environ["SPARK_LOCAL_DIRS"].split(",")
@@ -333,9 +379,14 @@ def files(_: int) -> list[str]:
 
 def jobs_of(spark: Any, data: Dataset, **options: Any) -> list[str]:
     """Return the names of a fit's jobs."""
+    return jobs_in(spark, lambda: fit(data, "replicated", commit_every=0, **options))
+
+
+def jobs_in(spark: Any, run: Callable[[], Any]) -> list[str]:
+    """Return the names of the jobs that a function runs."""
     store = spark.sparkContext._jsc.sc().statusStore()
     before = {store.jobsList(None).apply(i).jobId() for i in range(store.jobsList(None).size())}
-    fit(data, "replicated", commit_every=0, **options)
+    run()
     jobs = [store.jobsList(None).apply(i) for i in range(store.jobsList(None).size())]
     return [job.description().get() for job in jobs if job.jobId() not in before]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -74,10 +74,10 @@ class Transport(Protocol):
     def forget(self, partition: int) -> None:
         """Forget where a partition's rows are, since its files are not there."""
 
-    def release(self, *, last: bool = False) -> bool:
+    def release(self, forget: Callable[[], None] | None = None) -> bool:
         """Delete all files on the executors for this transport.
 
-        At the ``last`` time also those of the fit, if a job goes there anyway; return whether that is done.
+        The last time they also ``forget`` the fit, if a job goes there anyway; return whether that is done.
         """
 
 

@@ -94,7 +94,7 @@ class ShuffleTransport:
         """Forget where a partition's rows are, since its files are not there."""
         self.chain.forget(partition)
 
-    def release(self, *, last: bool = False) -> bool:
+    def release(self, forget: Callable[[], None] | None = None) -> bool:
         """Delete all files on the executors for the store, none of the fit."""
         self.chain.release()
         return False
@@ -161,7 +161,7 @@ class TwoJobTransport:
         """Forget where a partition's rows are, since its files are not there."""
         self.access.forget(self.store.tokens, partition)
 
-    def release(self, *, last: bool = False) -> bool:
+    def release(self, forget: Callable[[], None] | None = None) -> bool:
         """Delete nothing: an iteration leaves nothing."""
         return False
 

@@ -82,6 +82,11 @@ class PartitionStore:
         return tuple(token.rows for token in self.partitions)
 
     @property
+    def own_files(self) -> list[str]:
+        """The name of its files on the executors, if they go with it."""
+        return [self.partitions[0].store] if self.owns_files else []
+
+    @property
     def is_dealt(self) -> bool:
         """Whether rows were dealt to the partitions, so that batches do not depend on these."""
         return self.partitions[0].dealt > 0
@@ -163,12 +168,12 @@ def build_store(
     return built
 
 
-def delete(access: Access, store: PartitionStore) -> None:
-    """Delete a store's files from the executors, and let go of its tokens."""
+def delete(access: Access, store: PartitionStore, *, files: bool = True) -> None:
+    """Delete a store's files from the executors, if they are there, and let go of its tokens."""
     try:
-        if store.owns_files:
+        for name in store.own_files if files else []:
             with described(access, "sparkdl: release the partition store"):
-                access.run_on_executors(partial(delete_store, store.partitions[0].store))
+                access.run_on_executors(partial(delete_store, name))
     finally:
         access.unpersist(store.tokens, wait=True)
 

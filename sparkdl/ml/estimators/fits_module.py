@@ -131,6 +131,9 @@ class FitsModule(HasAttributes, HasRunSetters, HasHyper, TorchWritable, TorchRea
             if validation is not None:
                 _check_not_empty(validation)
             trainer = self._trainer(rows, plan)
+            for one in (data, validation):
+                if one is not None:
+                    one.for_one_fit = True
             try:
                 result = trainer.fit(data, validation, **self._going_on())
             except SparkdlError as error:

@@ -12,7 +12,7 @@ from sparkdl._spark.processes import TaskMeeting
 from sparkdl.access.base import Access, described
 from sparkdl.allreduce.transport.direct.peer import Peer
 from sparkdl.allreduce.transport.direct.task import Rendezvous, assemble, dismiss
-from sparkdl.compute.worker import FitRef
+from sparkdl.compute.worker import FitRef, release_fit
 from sparkdl.data.store.build import PartitionStore
 from sparkdl.wire import frame
 
@@ -70,27 +70,28 @@ class Membership:
         """Forget the members: the next group finds them anew."""
         self._members = None
 
-    def dismiss(self, *, files: bool = False) -> bool:
-        """Let all processes that have taken part close their sockets.
+    def dismiss(self, forget: Callable[[], None] | None = None) -> bool:
+        """Let all processes that have taken part close their sockets, and release the fit's objects.
 
-        With ``files`` all executors delete those of the fit; return whether they have done so.
+        All executors ``forget`` the fit, too, if that is given; return whether they have done so.
         """
         left, self._known, self._members = self._known, set(), None
         deleted = False
         access = self.access
         slots = 1 if self.fit.in_memory else self.store.executors.tasks
+        task = partial(dismiss, self.fit.fit_id, forget or partial(release_fit, self.fit.fit_id))
         failed = f"connections of fit {self.fit.fit_id} were not closed"
         for _ in range(_DISMISSALS):
             if not left:
                 break
             heard: set[bytes] = set()
             with described(access, "sparkdl: close connections"), tolerated(failed):
-                task = partial(dismiss, self.fit.fit_id, TaskMeeting(slots), files)
-                heard = set(map(bytes, access.run_everywhere(task, times=slots, profile=self.profile)))
+                met = partial(task, TaskMeeting(slots))
+                heard = set(map(bytes, access.run_everywhere(met, times=slots, profile=self.profile)))
             if not heard:  # the others are gone, or the job has failed
                 break
             left -= heard
-            deleted = files
+            deleted = forget is not None
         return deleted
 
     def _assemble(self, name: str, broadcasts: Sequence[Any], tasks: int, losses: int) -> list[Peer]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 
@@ -23,7 +23,7 @@ from sparkdl.allreduce.transport.direct.peer import LostPeerError, Peer
 from sparkdl.compute.local_store import LocalStore
 from sparkdl.compute.problems import LostPeer, in_order
 from sparkdl.compute.stopwatch import Stopwatch
-from sparkdl.compute.worker import FitRef, Worker, forget_fit, release_fit
+from sparkdl.compute.worker import FitRef, Worker
 from sparkdl.data.scan.reader import stop_reading
 from sparkdl.data.store.partition import Token
 from sparkdl.nn.embedding import embedding_variables
@@ -230,15 +230,12 @@ def assemble(
 
 
 def dismiss(
-    fit_id: str, meeting: TaskMeeting, files: bool, _: int, frames: Iterator[Buffer]
+    fit_id: str, forget: Callable[[], None], meeting: TaskMeeting, _: int, frames: Iterator[Buffer]
 ) -> Iterator[bytes | Parts]:
-    """End this process's part in a fit, release its objects, and say which peer it was, if it was one.
-
-    With ``files`` also those of the fit on this executor are deleted.
-    """
+    """End this process's part in a fit, ``forget`` the fit, and say which peer this was, if it was one."""
     deque(frames, maxlen=0)
     was = close_endpoint(fit_id)
-    (forget_fit if files else release_fit)(fit_id)
+    forget()
     if was is not None:
         yield was
     meeting.wait()

@@ -103,10 +103,10 @@ class DirectTransport:
         self._placement.forget()
         self._shuffles.forget(partition)
 
-    def release(self, *, last: bool = False) -> bool:
-        """Close all connections, the ``last`` time with the fit's files; return whether these are deleted."""
+    def release(self, forget: Callable[[], None] | None = None) -> bool:
+        """Close all connections; return whether all executors have been let ``forget`` the fit."""
         self._placement.release()
-        deleted = self._membership.dismiss(files=last)
+        deleted = self._membership.dismiss(forget)
         self._shuffles.release()
         return deleted
 
