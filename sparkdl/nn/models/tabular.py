@@ -59,7 +59,6 @@ class Tabular(nn.Module):
     output_scale: Tensor
     hot_column: Tensor
     hot_value: Tensor
-    hot_size: Tensor
     piece_column: Tensor
     piece_start: Tensor
     piece_width: Tensor
@@ -87,7 +86,6 @@ class Tabular(nn.Module):
         pairs = [(c, value) for c in hot for value in range(1, self.cardinalities[c])]
         self._buffer("hot_column", [c for c, _ in pairs], torch.int64)
         self._buffer("hot_value", [value for _, value in pairs], torch.int64)
-        self._buffer("hot_size", [self.cardinalities[c] for c, _ in pairs], torch.int64)
         sizes = [self.cardinalities[c] for c in self._embedded]
         self.tables = nn.ModuleList(nn.Embedding(size, embedding_width(size)) for size in sizes)
         for table in self.tables:
@@ -161,12 +159,13 @@ class Tabular(nn.Module):
 
     def _check_hot(self, chosen: Tensor) -> None:
         """Check that values are in range, as a table of vectors does: others would be unseen ones."""
-        wrong = (chosen < 0) | (chosen >= self.hot_size)
+        sizes = torch.tensor(self.cardinalities, device=chosen.device)[self.hot_column]
+        wrong = (chosen < 0) | (chosen >= sizes)
         if wrong.any():
             row, place = wrong.nonzero()[0].tolist()
             raise IndexError(
                 f"categories[{row}, {int(self.hot_column[place])}] is {int(chosen[row, place])}; expected a "
-                f"number from 0 to {int(self.hot_size[place]) - 1}, as cardinalities say"
+                f"number from 0 to {int(sizes[place]) - 1}, as cardinalities say"
             )
 
     def _numbers(self, numbers: Tensor) -> list[Tensor]:
