@@ -2,7 +2,7 @@
 
 Metrics of torchmetrics that need probabilities take the outputs of a batch for logits if one of them lies
 outside of 0 to 1, and for probabilities otherwise. Each batch decides for itself, and all logits of a few
-rows may lie there.
+rows may lie there. NaN lies outside, too: an output of NaN is a probability of 0 here.
 """
 
 from __future__ import annotations
@@ -56,12 +56,14 @@ class Logits:
         preds = positional[0] if positional else named.get("preds")
         if isinstance(preds, Tensor) and preds.is_floating_point() and _fits(activation, preds):
             target = positional[1] if len(positional) > 1 else named.get("target")
-            if name in self._known:
-                preds = preds.sigmoid() if activation == "sigmoid" else preds.softmax(1)
-            else:
+            logits = name in self._known
+            if not logits:
                 preds = _counted(member.metric, preds, target)
-                outside = bool(((preds < 0) | (preds > 1)).any())
-                self.seen.setdefault(name, [0, 0])[outside] += 1
+                logits = bool(((preds < 0) | (preds > 1)).any())
+                self.seen.setdefault(name, [0, 0])[logits] += 1
+            if logits:
+                preds = preds.sigmoid() if activation == "sigmoid" else preds.softmax(1)
+            preds = preds.nan_to_num(0.0)
             positional, named = (
                 ((preds, *positional[1:]), named) if positional else ((), {**named, "preds": preds})
             )

@@ -81,6 +81,26 @@ def test_scores_do_not_depend_on_the_rows_of_a_batch(rows: int) -> None:
     assert value(MultilabelAccuracy(3, average="micro"), several, labels, rows)[""] == pytest.approx(right)
 
 
+@pytest.mark.parametrize("rows", [1, 7, 100])
+@pytest.mark.parametrize("logits", [True, False])
+def test_an_output_of_nan_leaves_the_others_of_its_batch_as_they_are(rows: int, logits: bool) -> None:
+    scores = SCORES.clone() if logits else SCORES.sigmoid()
+    scores[5] = torch.nan
+    probabilities = (scores.sigmoid() if logits else scores).nan_to_num(0.0)
+    expected = {
+        BinaryAccuracy: accuracy_score(LABELS, probabilities > 0.5),
+        BinaryAUROC: roc_auc_score(LABELS, probabilities),
+    }
+    for kind, score in expected.items():
+        assert value(kind(), scores, LABELS, rows)[""] == pytest.approx(score, abs=1e-6)
+    classes = torch.stack([1 - probabilities, probabilities], 1)
+    classes[5] = torch.nan
+    found = value(MulticlassAUROC(2), classes.log() if logits else classes, LABELS, rows)[""]
+    first, second = classes.nan_to_num(0.0).unbind(1)
+    both = roc_auc_score(1 - LABELS, first), roc_auc_score(LABELS, second)
+    assert found == pytest.approx(sum(both) / 2, abs=1e-6)
+
+
 def test_probabilities_and_other_metrics_get_what_there_is() -> None:
     chances = SCORES.sigmoid()
     assert value(BinaryAccuracy(0.7), chances, LABELS, 2)[""] == pytest.approx(
