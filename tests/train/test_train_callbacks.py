@@ -3,7 +3,7 @@ import inspect
 import logging
 import math
 import pkgutil
-from dataclasses import replace
+from dataclasses import asdict, replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -20,6 +20,7 @@ from sparkdl.train.checkpoint.resume import ResumePoint
 from sparkdl.train.history import History
 from sparkdl.train.hooks.base import Hook
 from sparkdl.train.hooks.callbacks import EarlyStopping, Freeze, GradientNorms, Unfreeze
+from sparkdl.train.hooks.calls import HookCalls
 from sparkdl.train.hooks.checkpoint import Checkpoint
 from sparkdl.train.options.config import TrainConfig
 from sparkdl.train.options.triggers import EveryEpoch, EveryIterations
@@ -45,7 +46,7 @@ class Driver:
         state = start or TrainState()
         self.run = Run(
             name="test",
-            config=TrainConfig(progress=False),
+            config=TrainConfig(progress=False, hooks=hooks),
             module=module,
             data=None,
             optimizer=None,
@@ -210,6 +211,19 @@ def test_early_stopping_of_a_run_that_it_has_stopped_before_trains_no_further():
     assert (driver.run.state.iteration, bool(driver.run.stopped)) == (8, True)
 
 
+def test_early_stopping_restores_no_weights_of_a_score_that_was_monitored_before():
+    driver = Driver([EarlyStopping(2)], scores=scores(math.nan, math.nan))
+    best, begin = driver.snapshot(7), driver.hooks[0].on_train_begin
+
+    def resumed(run):
+        begin(run)
+        driver.hooks[0].load_state_dict(asdict(best))
+
+    driver.hooks[0].on_train_begin = resumed
+    assert driver.fit(2) == driver.run.state.iteration
+    assert "valid/accuracy" in driver.run.scores
+
+
 def test_early_stopping_logs_what_it_restores(caplog):
     caplog.set_level(logging.INFO, "sparkdl")
     Driver([EarlyStopping(2)], scores=scores(0.75, 0.1, 0.2)).fit(9)
@@ -238,6 +252,9 @@ def frozen_by_epoch(hooks, epochs, *, initially=frozenset(), start=None):
         ([Freeze("*", 1), Freeze("body.*", 3)], [BODY | HEAD, BODY, BODY, set()]),
         ([Freeze("body.*", 3), Freeze("*", 1)], [BODY | HEAD, BODY, BODY, set()]),
         ([Freeze("body.*", 2), Freeze("head.*", 4, 2)], [BODY, BODY, HEAD, HEAD]),
+        ([Freeze("body.*", from_epoch=1), Freeze("body.*", 1)], [BODY] * 4),
+        ([Freeze("body.*", 1), Freeze("body.*", from_epoch=1)], [BODY] * 4),
+        ([Freeze("body.*", 3, from_epoch=1), Freeze("*", 2)], [BODY | HEAD, BODY | HEAD, BODY, set()]),
         ([Freeze("head.bias", 1)], [{"head.bias"}, set(), set(), set()]),
     ],
 )
@@ -284,6 +301,17 @@ def test_resumed_runs_freeze_what_is_due():
     start = TrainState(epoch=2, iteration=2)
     hooks = [Freeze("head.*", 3), Unfreeze("body.*", at_epoch=1)]
     assert frozen_by_epoch(hooks, 4, initially=BODY, start=start) == [HEAD, set()]
+
+
+def test_a_resumed_run_without_a_freeze_has_frozen_what_another_one_freezes():
+    hooks = [Freeze("*"), Freeze("body.*")]
+    before, after = Driver(hooks), Driver(hooks[1:])
+    before.call("on_train_begin")
+    states = HookCalls(hooks, before.run).state_dicts()
+    after.call("on_train_begin")
+    after.run.frozen = before.run.frozen
+    HookCalls(hooks[1:], after.run).load_state_dicts(states)
+    assert after.run.frozen == BODY
 
 
 @pytest.mark.parametrize("unfreeze_first", [False, True])

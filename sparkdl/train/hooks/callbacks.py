@@ -76,7 +76,8 @@ class EarlyStopping(Hook):
 
     def on_train_end(self, run: Run) -> None:
         """Go back to the best weights."""
-        if self._best is not None and run.state.stale > 0:
+        known = run.state.stale > 0 and not math.isnan(run.state.best_score)
+        if self._best is not None and known:  # else it is of a score that was monitored before
             run.replace(self._best)
             run.scores.update(_scores_before(run, run.state.stale))
             _log.info(
@@ -84,7 +85,7 @@ class EarlyStopping(Hook):
                 run.state.best_score,
                 run.state.stale,
             )
-        elif self.restore_best and run.state.stale > 0 and not math.isnan(run.state.best_score):
+        elif self.restore_best and known:
             message = (
                 f"EarlyStopping: the best score, {run.state.best_score:.6g}, is that of a validation before "
                 "the run went on with this hook, which does not have its weights: the run ends with the last "
@@ -119,7 +120,7 @@ class Freeze(Hook):
         from_epoch: completed epochs after which they are frozen.
 
     Attributes:
-        own: names of parameters that this hook has frozen.
+        own: names of parameters that this hook keeps frozen; another one may do so, too.
 
     Raises:
         ConfigError: if the epochs cannot work; when the run begins, if no parameter matches.
@@ -143,14 +144,20 @@ class Freeze(Hook):
         """Freeze or train again if it is time."""
         self._apply(run)
 
+    def on_train_end(self, run: Run) -> None:
+        """Let go of all, for the next run."""
+        self.own = frozenset()
+
     def _apply(self, run: Run) -> None:
+        others = (hook.own for hook in run.config.hooks if isinstance(hook, Freeze) and hook is not self)
+        shared = frozenset(name for own in others for name in own)
         if self.from_epoch <= run.state.epoch and not self._is_over(run.state.epoch):
             # Once: what is its own and trained again has been unfrozen by another hook.
-            new = frozenset(run.matching(self.pattern)) - self.own - run.frozen
+            new = frozenset(run.matching(self.pattern)) - self.own - (run.frozen - shared)
             run.frozen |= new
             self.own |= new
         else:
-            run.frozen -= self.own  # but not what another hook has frozen
+            run.frozen -= self.own - shared  # and not what the module has frozen
             self.own = frozenset()
 
     def _is_over(self, epoch: int) -> bool:

@@ -76,7 +76,10 @@ class HookCalls:
     def load_state_dicts(self, states: Mapping[str, Mapping[str, Any]]) -> None:
         """Let hooks go on from where those of another run were; what others had frozen there is trained."""
         named, run = self._by_name(), self._run
-        run.frozen -= frozen_by({name: states[name] for name in states.keys() - named.keys()})
+        gone, there = states.keys() - named.keys(), states.keys() & named.keys()
+        run.frozen -= frozen_by({name: states[name] for name in gone}) - frozen_by(
+            {name: states[name] for name in there}
+        )
         for name, hook in named.items():
             if name in states:
                 hook.load_state_dict(states[name])
