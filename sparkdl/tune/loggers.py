@@ -81,8 +81,8 @@ class MLflowTrials(TrialLogger):
     """Logs a search as an MLflow run, and each trial as a child of it.
 
     Args:
-        experiment: name of the experiment, made if there is none of this name; MLflow's current one by
-            default.
+        experiment: name of the experiment, made if there is none of this name; by default MLflow's current
+            one, and the one with the number 0 of another ``tracking_uri``.
         run_name: name of the parent run; that of the search by default.
         tracking_uri: where to log; MLflow's current address by default.
 
