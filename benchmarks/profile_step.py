@@ -85,7 +85,6 @@ PARTS: Mapping[str, tuple[str, ...]] = {
         "sparkdl.allreduce.plan:report_of",
         "sparkdl.allreduce.plans.replicated:combine_reports",
         "sparkdl.allreduce.plans.sharded:combine_reports",
-        "sparkdl.compute.live_model:report",
         "sparkdl.compute.stopwatch:Stopwatch.facts",
     ),
     "checks": (
