@@ -447,6 +447,7 @@ def test_ctrl_c_is_no_reason_for_a_retry(folder: Path, monkeypatch: pytest.Monke
     assert capfd.readouterr().out.split() == ["attempt", "1"]
 
 
+@pytest.mark.whole
 def test_ctrl_c_between_two_attempts(folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any) -> None:
     body = """
     if os.fork() == 0:

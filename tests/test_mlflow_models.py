@@ -57,6 +57,7 @@ def files(uri: str) -> dict[str, bytes]:
     return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
 
 
+@pytest.mark.whole
 def test_a_registered_model_is_loaded_by_both_flavours_and_holds_no_pickle(registry: str) -> None:
     model = classifier()
     info = sparkdl.mlflow.log_model(model, registered_model_name="digits")

@@ -31,6 +31,7 @@ def table() -> pd.DataFrame:
 
 
 @pytest.mark.jvm
+@pytest.mark.whole
 def test_classes_are_learned_and_the_model_is_an_ordinary_one(
     real: Any, table: pd.DataFrame, tmp_path: Path
 ) -> None:
@@ -60,6 +61,7 @@ def test_classes_are_learned_and_the_model_is_an_ordinary_one(
 
 
 @pytest.mark.jvm
+@pytest.mark.whole
 def test_amounts_are_learned_by_several_kinds_of_models(real: Any, table: pd.DataFrame) -> None:
     df = real.createDataFrame(table).coalesce(1)
     own = Candidate(TorchRegressor(verbose=False), {"module.dropout": [0.0, 0.2]}, [{"module.dropout": 0.2}])

@@ -139,6 +139,7 @@ def trained(spark: Any, path: str, checkpoints: Path | None = None, **options: A
     return list(found.module.parameters())
 
 
+@pytest.mark.whole
 def test_a_fit_on_s3_is_that_on_the_same_files(
     spark: Any, store: Store, table: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -180,6 +181,7 @@ def test_executors_keep_options_in_a_private_file_beside_the_manifest(store: Sto
         shutil.rmtree(folder)
 
 
+@pytest.mark.whole
 def test_a_store_that_is_overloaded_is_asked_again(spark: Any, store: Store, table: str) -> None:
     expected = expected_of(spark, table)
     store.app.calm, store.app.refused = False, 0

@@ -134,6 +134,7 @@ def test_ml_vectors_are_refused_by_name(spark: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.jvm
+@pytest.mark.whole
 def test_folders_give_the_columns_that_spark_reads(spark: Any, tmp_path: Path) -> None:
     cases = [
         ["1", "-20", "007", "+5"],

@@ -154,6 +154,7 @@ def test_labels_that_are_strings_are_refused(spark: Any, table: str) -> None:
         classifier.fit(spark.read.parquet(table))
 
 
+@pytest.mark.whole
 def test_files_that_spark_passes_over_are_named(spark: Any, tmp_path: Path) -> None:
     rows = spark.range(20).selectExpr("array(1.0f, 2.0f) as features", "1.0 as label").coalesce(1)
     rows.write.parquet(str(tmp_path / "table"))

@@ -332,6 +332,7 @@ def test_a_crash_between_two_renames_leaves_the_previous_one(spark: Any, tmp_pat
     assert TorchModel.load(path).uid == second.uid
 
 
+@pytest.mark.whole
 def test_without_renames_there_is_one_model_at_every_moment(
     spark: Any, tmp_path: Path, monkeypatch: Any
 ) -> None:

@@ -75,6 +75,7 @@ def test_digits_no_worse_than_sparks_perceptron(spark):
     assert found >= expected
 
 
+@pytest.mark.whole
 def test_a_pipeline_with_metadata(flowers, tmp_path):
     labels = StringIndexer(inputCol="species", outputCol="label")
     stages = [

@@ -71,6 +71,7 @@ def next_stage() -> str:
     return found.name
 
 
+@pytest.mark.whole
 def test_the_users_own_modules_are_named_by_the_user(spark: Any, tmp_path: Path) -> None:
     alone, inside = str(tmp_path / "model"), str(tmp_path / "pipeline")
     model = TorchModel.from_module(Own())

@@ -115,6 +115,7 @@ def scores(answer: bytes) -> tuple[float, ...]:
     return tuple(float(np.float32(row["score"])) for row in json.loads(answer)["rows"])
 
 
+@pytest.mark.whole
 def test_a_server_follows_a_trainer_under_load(spark: Any, tmp_path: Path) -> None:
     """Each answer is that of one version, none fails, and the last version is served at the end."""
     published = publisher(tmp_path / "models")

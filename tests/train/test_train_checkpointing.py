@@ -232,6 +232,7 @@ def test_a_full_disk_costs_a_checkpoint_but_not_the_run(
 
 
 @pytest.mark.jvm
+@pytest.mark.whole
 def test_a_disk_that_stays_full_ends_the_run_and_loses_nothing(data: Dataset, tmp_path: Path) -> None:
     checkpoint = Checkpoint(tmp_path, EveryIterations(2), background=False)
     with (

@@ -413,6 +413,7 @@ def test_distributed_trials_are_fits_over_all_partitions(spark: Any, tmp_path: P
     assert [trial.epochs for trial in found.trials] != [2, 2, 2]
 
 
+@pytest.mark.whole
 def test_folds_of_distributed_trials_share_the_files_of_the_rows(spark: Any) -> None:
     """Each fold takes its share of each partition; side by side they have the same bits."""
     options: dict[str, Any] = {"metric": "val/loss", "mode": None, "per_trial": "cluster", "trials": 2}
