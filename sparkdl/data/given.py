@@ -132,9 +132,9 @@ def datasets_of(
 
     ``validation`` is Datasets or DataFrames, one or several by name, or the share of ``data`` that is kept
     for it, its rows chosen by ``seed``; ``validated`` are other columns to validate on. With ``for_one_fit``
-    the fit that reads them in the block releases those that are made here. Beside the Datasets
-    come the columns of a DataFrame as ``module`` takes them. Raises ConfigError for wrong columns or a share
-    that is none, DataError if a column is no tensor, or a share holds no row.
+    the fit that reads them in the block releases those that are made here. Beside the Datasets come the
+    columns of a DataFrame as ``module`` takes them. Raises ConfigError for wrong columns or a share that is
+    none, DataError if a column is no tensor, or a share holds no row.
     """
     of_frame, is_share = is_frame(data), isinstance(validation, float | int)
     if of_frame:

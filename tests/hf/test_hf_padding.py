@@ -101,18 +101,22 @@ def continued(model: Any, text: Tensor) -> Tensor:
     return found[-NEW:] if model.config.is_encoder_decoder else found[len(text) :]
 
 
-@pytest.mark.parametrize("name", DECODERS)
-def test_decoders_that_count_columns_continue_each_text_as_it_is_alone(name: str) -> None:
-    """``generate`` gives them no positions by the mask; a beginning that texts share is computed likewise."""
-    kind, options = DECODERS[name]
-    model = made(name, kind, **options)
-    begin, *short = texts(20, 6, 9, 2)
-    for rows in (short, [torch.cat([begin, text]) for text in short]):
+def check_continued(model: Any, begin: Tensor, *short: Tensor) -> None:
+    """Check that texts, with and without a beginning that they share, go on as each does alone."""
+    for rows in ([*short], [torch.cat([begin, text]) for text in short]):
         with torch.no_grad():
             expected = torch.stack([continued(model, row) for row in rows])
             found = Generator(model, NEW, {"eos_token_id": -1, "pad_token_id": PADDING})(*batch(rows))
         assert len({tuple(row) for row in expected.tolist()}) > 1
         assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_decoders_that_count_columns_continue_each_text_as_it_is_alone(name: str) -> None:
+    """``generate`` gives them no positions by the mask; a beginning that texts share is computed likewise."""
+    kind, options = DECODERS[name]
+    model = made(name, kind, **options)
+    check_continued(model, *texts(20, 6, 9, 2))
 
 
 @pytest.mark.filterwarnings("ignore:Position ids are not supported")
@@ -120,13 +124,7 @@ def test_decoders_that_count_columns_continue_each_text_as_it_is_alone(name: str
 def test_a_learned_prompt_is_as_far_from_each_text_as_when_it_is_alone(name: str) -> None:
     kind, options = ("Llama", {**HEADS, "num_key_value_heads": 2}) if "Llama" in name else ("GPT2", GPT2)
     model = prompted(made(name, kind, **options), "CAUSAL_LM")
-    begin, *short = texts(20, 6, 9, 2, 9)
-    for rows in (short, [torch.cat([begin, text]) for text in short]):
-        with torch.no_grad():
-            expected = torch.stack([continued(model, row) for row in rows])
-            found = Generator(model, NEW, {"eos_token_id": -1, "pad_token_id": PADDING})(*batch(rows))
-        assert len({tuple(row) for row in expected.tolist()}) > 1
-        assert torch.equal(found, expected)
+    check_continued(model, *texts(20, 6, 9, 2, 9))
 
 
 def test_which_models_count_columns() -> None:
