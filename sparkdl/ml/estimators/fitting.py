@@ -87,8 +87,7 @@ def check_numbers(df: DataFrame, name: str, labels: Sequence[str]) -> None:
     """
     if is_text(df, name):
         return
-    metadata = next((field.metadata for field in df.schema.fields if field.name == name), {})
-    given = {value: number for number, value in enumerate(metadata.get("ml_attr", {}).get("vals") or ())}
+    given = {value: number for number, value in enumerate(_attribute(df, name).get("vals") or ())}
     other = next((n for n, label in enumerate(labels) if given.get(label, n) != n), None)
     if other is not None:
         found = f"metadata of label column {name!r} has {labels[other]!r:.100} as {given[labels[other]]}"
@@ -164,7 +163,7 @@ def check_sides(df: DataFrame, name: str) -> None:
 
 def classes_by_metadata(df: DataFrame, name: str) -> int | None:
     """Return the number of classes that a label column's metadata tells, as StringIndexer writes it."""
-    attribute = next((f.metadata for f in df.schema.fields if f.name == name), {}).get("ml_attr", {})
+    attribute = _attribute(df, name)
     if attribute.get("type") == "binary":
         return 2
     if attribute.get("type") != "nominal":
@@ -172,6 +171,13 @@ def classes_by_metadata(df: DataFrame, name: str) -> int | None:
     values = attribute.get("vals")
     count = len(values) if values else attribute.get("num_vals")
     return int(count) if count else None
+
+
+def _attribute(df: DataFrame, name: str) -> Mapping[str, Any]:
+    """Return what a column's metadata say of it, as Spark ML writes it."""
+    fields = (field.metadata for field in df.schema.fields if field.name == name)
+    found: Mapping[str, Any] = next(fields, {}).get("ml_attr", {})
+    return found
 
 
 def infer_classes(df: DataFrame, name: str) -> int:
