@@ -33,7 +33,6 @@ from sparkdl.compute.problems import (
 )
 from sparkdl.compute.start import ModelVersion, Origin, Start
 from sparkdl.compute.worker import FitRef, forget_fit
-from sparkdl.data.dataset import Dataset
 from sparkdl.data.store.build import MAX_ATTEMPTS, PartitionStore
 from sparkdl.exceptions import DataError, ModelError, TaskError
 from sparkdl.keyed.entries import Entries
@@ -52,7 +51,6 @@ class Engine:
     """Runs groups of steps; ``route`` chooses plan and transport for a store, ``sent`` is the fixed part.
 
     ``leaves_files`` says whether tasks leave files whatever the plan (``compute/partition_state.py``).
-    ``ends`` are Datasets that end with the engine.
     """
 
     def __init__(
@@ -65,7 +63,6 @@ class Engine:
         route: Callable[[PartitionStore, FitRef], Route],
         leaves_files: bool,
         name: str,
-        ends: Sequence[Dataset] = (),
     ) -> None:
         self._cluster = cluster
         self._fit = fit
@@ -73,7 +70,6 @@ class Engine:
         self._choose = route
         self._leaves_files = leaves_files
         self._name = name
-        self._ends = ends
         self._generation = 0
         self._overwritten: ModelVersion | None = None
         self._take(store)
@@ -364,16 +360,18 @@ class Engine:
         """Let go of a model that no iteration will start from."""
         model.release(self._cluster)
 
-    def close(self) -> None:
-        """Delete all files on the executors, except models; files of failed executors are gone with them."""
-        fit_id, stores = self._fit.fit_id, [name for one in self._ends for name in one.own_files]
-        forget = partial(forget_fit, fit_id, stores)
+    def close(self, stores: Sequence[PartitionStore] = ()) -> None:
+        """Delete all files on the executors, except models, and in the same job those of some stores.
+
+        Files of failed executors are gone with them.
+        """
+        fit_id = self._fit.fit_id
+        forget = partial(forget_fit, fit_id, [store.name for store in stores])
         deleted = self._transport.release(forget)
         if not deleted and self._leaves_files:
             deleted = self._cluster.delete_files(fit_id, forget)
-        if deleted:
-            for one in self._ends:
-                one.let_go(files=False)
+        for store in stores:
+            store.owns_files = not deleted
 
 
 def _own(array: Array) -> Array:

@@ -110,7 +110,7 @@ class Dataset:
         self._peeked: dict[str, Array] | None = None
         self._first: dict[str, Array] | None = None
         self._store: PartitionStore | None = None
-        self.for_one_fit = False  # whether the fit that reads it releases it, in the job that ends the fit
+        self.for_one_fit = False  # whether the job that ends the fit that reads it deletes its files
         self._lock = threading.RLock()
         if collate is not None and not callable(collate):
             raise ConfigError(f"collate={collate!r:.100}: expected a callable such as sparkdl.data.Pad()")
@@ -528,10 +528,10 @@ class Dataset:
                 self._store = build_store(self.access, self.source, self.plan, self.id, count, available)
             return self._store
 
-    @property
-    def own_files(self) -> list[str]:
-        """The name of its store's files on the executors, if there are any."""
-        return [] if self._store is None else self._store.own_files
+    def stores_of_one_fit(self) -> list[PartitionStore]:
+        """Return the store whose files the job that ends a fit deletes, if there is one."""
+        store = self._store if self.for_one_fit else None
+        return [] if store is None or not store.owns_files else [store]
 
     @contextmanager
     def repartitioned(self, num_partitions: int) -> Iterator[PartitionStore]:
@@ -642,17 +642,13 @@ class Dataset:
 
     def release(self) -> None:
         """Delete the rows from the executors. The Dataset rebuilds them if it is used again."""
-        self.let_go()
-
-    def let_go(self, *, files: bool = True) -> None:
-        """Release it; without ``files`` those on the executors are deleted already."""
         with self._lock:
             store, self._store = self._store, None
             if not self.access.is_alive():
                 return
             try:
                 if store is not None:
-                    delete(self.access, store, files=files)
+                    delete(self.access, store)
             finally:
                 self.source.release()
 

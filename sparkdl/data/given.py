@@ -132,7 +132,7 @@ def datasets_of(
 
     ``validation`` is Datasets or DataFrames, one or several by name, or the share of ``data`` that is kept
     for it, its rows chosen by ``seed``; ``validated`` are other columns to validate on. With ``for_one_fit``
-    the fit that reads them in the block releases those that are made here. Beside the Datasets come the
+    the job that ends the fit that reads them deletes those that are made here. Beside the Datasets come the
     columns of a DataFrame as ``module`` takes them. Raises ConfigError for wrong columns or a share that is
     none, DataError if a column is no tensor, or a share holds no row.
     """
@@ -152,8 +152,7 @@ def datasets_of(
     with ExitStack() as stack:
 
         def made(one: Dataset) -> Dataset:
-            one.for_one_fit = for_one_fit
-            return stack.enter_context(one)
+            return ends_with_fit(stack, one) if for_one_fit else stack.enter_context(one)
 
         if of_frame:
             data = made(chosen.dataset(data))
@@ -165,6 +164,12 @@ def datasets_of(
             name: made(columns.dataset(one)) if is_frame(one) else one for name, one in several.items()
         }
         yield data, sets if isinstance(validation, Mapping) else sets[""], chosen if of_frame else None
+
+
+def ends_with_fit(stack: ExitStack, data: Dataset) -> Dataset:
+    """Return a Dataset whose files the job that ends its fit deletes, or else the end of a stack."""
+    data.for_one_fit = True
+    return stack.enter_context(data)
 
 
 def check_dataset(data: object, method: str = "fit") -> None:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from sparkdl.data.columns import ColumnLike, Columns, TablePlan
 from sparkdl.data.dataset import Dataset
-from sparkdl.data.given import Chosen
+from sparkdl.data.given import Chosen, ends_with_fit
 from sparkdl.distill.hidden import FeatureMatching, captured, check_layers, project, without_projectors
 from sparkdl.distill.losses import KD, DistillLoss, main_output
 from sparkdl.distill.rows import TrainingRows, given, name_of, teachers_of
@@ -169,7 +169,7 @@ class Distiller:
             dataset, step = found.data, DistillStep(self._loss, self._hidden, found.teachers)
             if self._keep is not None and any(_is_asked(teacher) for teacher in found.teachers):
                 dataset, step = self._kept(found, tried)
-                stack.enter_context(dataset)
+                ends_with_fit(stack, dataset)
             config = replace(self.config, name=self.config.name or type(self.student).__name__)
             trainer = Trainer(tried.student, step=step, optimizer=self._optimizer, config=config)
             try:

@@ -12,7 +12,15 @@ from torch import nn
 from sparkdl.data.collate import padding_of
 from sparkdl.data.columns import Column, Columns, Structure, as_column
 from sparkdl.data.dataset import Dataset
-from sparkdl.data.given import Chosen, Validation, check_dataset, check_none_chosen, datasets_of, share_of
+from sparkdl.data.given import (
+    Chosen,
+    Validation,
+    check_dataset,
+    check_none_chosen,
+    datasets_of,
+    ends_with_fit,
+    share_of,
+)
 from sparkdl.data.scan.source import ScanSource
 from sparkdl.data.schema import is_frame
 from sparkdl.distill.service import Service
@@ -71,12 +79,12 @@ def given(
                         f"validation={validation!r}: soft labels lie beside all rows of a Dataset. Give a "
                         "DataFrame, rows that stay in their files, or a second Dataset to validate on"
                     )
-                data, validation = map(stack.enter_context, map(data.part, held))
+                data, validation = (ends_with_fit(stack, data.part(one)) for one in held)
             names = _names_in(data.plan.label, found)
-        made = datasets_of(data, validation, everything, seed, student, validated=chosen)
+        made = datasets_of(data, validation, everything, seed, student, validated=chosen, for_one_fit=True)
         data, sets, _ = stack.enter_context(made)
         if is_share and isinstance(sets, Dataset):
-            sets = stack.enter_context(_with_label_alone(sets))
+            sets = ends_with_fit(stack, _with_label_alone(sets))
         yield TrainingRows(
             data,
             sets,

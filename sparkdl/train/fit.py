@@ -84,9 +84,7 @@ class Fit:
             )
             loop = Loop(
                 run=run,
-                engine=ship.engine(
-                    recipe, self.name, [one for one in (data, *sets.values()) if one.for_one_fit]
-                ),
+                engine=ship.engine(recipe, self.name),
                 model=ModelState(ship.weights),
                 epochs=epochs,
                 schedule=schedule,

@@ -80,7 +80,7 @@ class Loop:
         self._validator = validator
         self._hooks = HookCalls(hooks, run)
         self._forecast = Forecast(
-            run, epochs, schedule, self._deadlines, self._hooks, validates=validator.has_sets
+            run, epochs, schedule, self._deadlines, self._hooks, validates=bool(validator.sets)
         )
         self._counters = Counters(run.module)
         self._setting = setting
@@ -95,8 +95,10 @@ class Loop:
         return self._recovery.model
 
     def release(self) -> None:
-        """Delete models from the executors."""
+        """Delete models from the executors, and what is there for this fit alone."""
         self._recovery.release()
+        read = (self.run.data, *self._validator.sets.values())
+        self._engine.close([store for data in read for store in data.stores_of_one_fit()])
 
     def resume(self, point: ResumePoint) -> None:
         """Go on from where another run was; before :meth:`train`.
@@ -226,7 +228,7 @@ class Loop:
                 f"averaging={config.averaging!r}: no weights entered the average {where}; the result has "
                 "the last ones"
             )
-        if self._validator.has_sets and state.iteration and not self.run.history.validations:
+        if self._validator.sets and state.iteration and not self.run.history.validations:
             yield f"validate_when={config.validate_when!r} never fired {where}; there are no scores"
 
     def end(self) -> None:

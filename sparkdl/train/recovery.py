@@ -173,7 +173,6 @@ class Recovery:
         """Delete all models from the executors."""
         self.let_go()
         self.engine.release(self.model)
-        self.engine.close()
 
     def _persistently(
         self,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -14,7 +14,6 @@ from sparkdl.allreduce.engine import Engine
 from sparkdl.allreduce.state import Weights
 from sparkdl.compute.spec import FitSpec
 from sparkdl.compute.worker import FitRef
-from sparkdl.data.dataset import Dataset
 from sparkdl.data.store.build import PartitionStore
 from sparkdl.nn import serialize
 from sparkdl.nn.flat import FlatModule
@@ -53,11 +52,8 @@ class Shipped:
             if self.access.is_alive():
                 evaluator.release()
 
-    def engine(self, recipe: Recipe, name: str, ends: Sequence[Dataset]) -> Engine:
-        """Return the engine of a fit's steps, with which some Datasets end.
-
-        ConfigError if the exchange does not suit session or model.
-        """
+    def engine(self, recipe: Recipe, name: str) -> Engine:
+        """Return the engine of a fit's steps; ConfigError if the exchange does not suit session or model."""
         wanted = recipe.wanted()
         exchange = wanted.choose(self.access, len(self.store.partitions))
         return Engine(
@@ -67,7 +63,6 @@ class Shipped:
             sent=self.sent,
             route=lambda store, fit: wanted.route(exchange, self.access, store, fit, self.profile),
             leaves_files=recipe.keeps_on_partitions,
-            ends=ends,
             name=f"sparkdl fit {name}",
         )
 

@@ -18,6 +18,9 @@ from torch.nn import functional as nnf
 from torchmetrics.classification import MulticlassAccuracy
 
 from sparkdl import Dataset
+from sparkdl.access import Access
+from sparkdl.data import dataset
+from sparkdl.data.store.build import PartitionStore, delete
 from sparkdl.distill import (
     KD,
     Distiller,
@@ -350,6 +353,23 @@ def test_a_saved_model_that_was_fitted_on_the_columns_in_another_order_is_refuse
         ConfigError, match=r"fitted on the columns \['b', 'a'\], in this order, and gets .*'a'"
     ):
         distiller(of, Difference()).fit(df, features=["a", "b"], label="y")
+
+
+def test_rows_are_deleted_by_the_job_that_ends_the_fit(spark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    df = pd.DataFrame({"x": list(X), "y": Y})
+    jobs: list[str] = []
+
+    def seen(access: Access, store: PartitionStore) -> None:
+        jobs.extend([store.name] if store.owns_files else [])
+        delete(access, store)
+
+    monkeypatch.setattr(dataset, "delete", seen)
+    for keep in KEEPS:
+        distiller(teacher(), keep=keep).fit(df, df[:10], features="x", label="y")
+    with rows(spark) as data:
+        distiller(teacher(), keep=None).fit(data)
+        assert not jobs
+    assert len(jobs) == 1
 
 
 @pytest.mark.parametrize("kind", [np.int64, np.float32])

@@ -67,14 +67,14 @@ class StoreSource(ABC):
             sent.release()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class PartitionStore:
     """A built partition store."""
 
     tokens: Frames  # persisted token frames, one per partition
     partitions: tuple[Token, ...]  # the tokens as they were when built, by partition
     executors: session.Executors  # what the cluster offered when it was built
-    owns_files: bool = True  # whether its files go with it; those of a share are another store's
+    owns_files: bool = True  # whether there are files to go with it; those of a share are another store's
 
     @property
     def rows(self) -> tuple[int, ...]:
@@ -82,9 +82,9 @@ class PartitionStore:
         return tuple(token.rows for token in self.partitions)
 
     @property
-    def own_files(self) -> list[str]:
-        """The name of its files on the executors, if they go with it."""
-        return [self.partitions[0].store] if self.owns_files else []
+    def name(self) -> str:
+        """The name of its files on the executors."""
+        return self.partitions[0].store
 
     @property
     def is_dealt(self) -> bool:
@@ -168,12 +168,12 @@ def build_store(
     return built
 
 
-def delete(access: Access, store: PartitionStore, *, files: bool = True) -> None:
-    """Delete a store's files from the executors, if they are there, and let go of its tokens."""
+def delete(access: Access, store: PartitionStore) -> None:
+    """Delete a store's files from the executors, if it owns some, and let go of its tokens."""
     try:
-        for name in store.own_files if files else []:
+        if store.owns_files:
             with described(access, "sparkdl: release the partition store"):
-                access.run_on_executors(partial(delete_store, name))
+                access.run_on_executors(partial(delete_store, store.name))
     finally:
         access.unpersist(store.tokens, wait=True)
 

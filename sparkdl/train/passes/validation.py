@@ -128,18 +128,13 @@ class Validator:
     ) -> None:
         self._run = run
         self._evaluator = evaluator
-        self._sets = sets
+        self.sets = sets
         self._monitor = monitor
         self._schedule = schedule
 
-    @property
-    def has_sets(self) -> bool:
-        """Whether there is anything to validate on."""
-        return bool(self._sets)
-
     def is_due(self, previous: TrainState, state: TrainState) -> bool:
         """Return whether it is time for a validation."""
-        return self.has_sets and self._run.config.validate_when(previous, state)
+        return bool(self.sets) and self._run.config.validate_when(previous, state)
 
     def run(
         self, publish: Callable[[], AbstractContextManager[Published]], call: Callable[..., None]
@@ -150,7 +145,7 @@ class Validator:
         """
         run = self._run
         done = {row["name"] for row in run.history.validations if row["iteration"] == run.state.iteration}
-        for name, data in self._sets.items():
+        for name, data in self.sets.items():
             assert self._evaluator is not None
             if name in done:  # before the error that ended the run that is resumed
                 continue
