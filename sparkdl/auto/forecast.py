@@ -19,7 +19,7 @@ from sparkdl.ml.series.forecast import forecast_rows
 from sparkdl.ml.series.stage import TimeSeriesEstimator, TimeSeriesModel
 from sparkdl.series import holt_winters
 from sparkdl.train.trainer import Trainer
-from sparkdl.tune.estimator import check_space, with_params
+from sparkdl.tune.estimator import check_space, ending_early, with_params
 from sparkdl.tune.result import SearchResult
 from sparkdl.tune.schedulers.stopping import MedianStopping
 from sparkdl.tune.space import loguniform
@@ -63,8 +63,9 @@ class AutoForecast(Estimator[Any]):
     1. The last ``windows`` horizons of each series are kept away for the leaderboard.
     2. A :class:`sparkdl.tune.Tuner` searches the space by the loss on the horizon before them.
     3. The best trial of each architecture is fitted again, without these steps, for as many epochs as led
-       to its best loss; its forecasts of them, and those of the baselines, are scored. Baselines are the
-       value of a season ago and, where statsmodels is installed, Holt-Winters of each series.
+       to its best loss, with the learning rates that the trial had in these; its forecasts of them, and
+       those of the baselines, are scored. Baselines are the value of a season ago and, where statsmodels is
+       installed, Holt-Winters of each series.
     4. The best one is fitted to all rows. Holt-Winters only compares: if it wins, the leaderboard says so,
        and the model is the best of the others.
 
@@ -162,10 +163,12 @@ class AutoForecast(Estimator[Any]):
         if self._compares():
             entries.append(self._holt_winters(dataset, begins))
         result = self._search(dataset, begins[0], max(1.0, SEARCH_SHARE * (end - time.monotonic())))
+        epochs = self._tuner(lambda _: None, 1.0).max_epochs
         for number, (name, trial) in enumerate(_best_of_each(result).items()):
             if number and time.monotonic() + trial.seconds > end:
                 break
-            chosen[name] = with_candidate(self.estimator, trial.params).setMaxEpochs(best_epoch(trial))
+            own = with_candidate(self.estimator, trial.params)
+            chosen[name] = ending_early(own, best_epoch(trial), epochs)
             entries.append(self._scored(dataset, begins, name, chosen[name], trial))
         board = Leaderboard(entries, self.metric, "min")
         best = next(entry for entry in board.entries if entry.model in chosen)

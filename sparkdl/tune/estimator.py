@@ -163,10 +163,14 @@ class TorchTuner(Estimator[Any], MLWritable, MLReadable[Any]):
         epochs = tuner.max_epochs
         with estimator._datasets(rows, label) as (train, validation):
             folds = None if validation is not None else self.numFolds
+            if folds:
+                rows.share = 1 - 1 / folds
             return tuner.fit(train, validation, folds=folds, resume=self.resume)
 
     def refit(self, dataset: DataFrame, best: BestTrial) -> Any:
         """Fit the estimator to all rows, also those that have validated, with what a search has found.
+
+        A learning rate that goes by ``maxEpochs`` falls as in the trial: over the epochs of the search.
 
         Args:
             dataset: as of ``fit``.
@@ -175,7 +179,8 @@ class TorchTuner(Estimator[Any], MLWritable, MLReadable[Any]):
         Returns:
             The estimator's model.
         """
-        chosen: Any = with_params(self.estimator, best.params).setMaxEpochs(best.epoch)
+        epochs = self._tuner(lambda _: None).max_epochs
+        chosen: Any = ending_early(with_params(self.estimator, best.params), best.epoch, epochs)
         indicator = value_of(chosen, chosen.validationIndicatorCol)
         if indicator and chosen.getHandleInvalid() != "error":  # the search had no rows of neither side
             dataset = with_values(dataset, [indicator])
@@ -270,3 +275,10 @@ def with_params(estimator: E, params: Mapping[str, Any]) -> E:
         own._set(**{own.getParam(name).name: value})
     own.clear(own.checkpointPath)
     return own
+
+
+def ending_early(estimator: E, epoch: int, epochs: int) -> E:
+    """Let an estimator's fit end after the epoch at which a trial was best, as the trial was until then."""
+    estimator.setMaxEpochs(epoch)
+    estimator._rate_epochs = max(epoch, epochs)
+    return estimator

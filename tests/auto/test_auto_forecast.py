@@ -8,12 +8,16 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from torch import nn
 
 from sparkdl.auto import AutoForecast, Entry, forecast
 from sparkdl.exceptions import ConfigError, DataError
 from sparkdl.ml import TimeSeriesEstimator, TimeSeriesModel
+from sparkdl.ml.estimators.fits_module import FitsModule
 from sparkdl.ml.series import backtest
 from sparkdl.series import holt_winters
+from sparkdl.train import MaxEpoch
+from sparkdl.tune.trial import Trial
 from sparkdl.tune.tuner import Tuner
 
 
@@ -141,6 +145,26 @@ def test_the_best_one_is_fitted_to_the_steps_that_have_validated_too(
     assert [own.getValidationSteps() for own in without_work] == [0]
     assert not without_work[0].isSet("earlyStoppingPatience")
     assert auto.estimator.getValidationSteps() == 4
+
+
+def test_the_fits_after_a_search_have_the_rates_of_their_trials(
+    without_work: list[TimeSeriesEstimator], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rate fell to 0 at the best epoch, where the trial, which was to go on, had most of it left."""
+    trial = Trial(number=0, params={"candidate": "tcn"}, first_params={}, values={1: -2, 2: -1, 3: -3})
+    monkeypatch.setattr(AutoForecast, "_search", lambda *_: SimpleNamespace(trials=[trial]))
+    monkeypatch.setattr(
+        AutoForecast,
+        "_scored",
+        lambda *given: Entry(model=given[3], value=float(given[3] != "tcn"), seconds=0),
+    )
+    AutoForecast(estimator(maxEpochs=10, batchSize=32), holtWinters=False)._fit(None)
+    (own,) = without_work
+    trainers: list[dict[str, Any]] = []
+    monkeypatch.setattr(FitsModule, "_trainer", lambda *_, **options: trainers.append(options))
+    own._trainer(SimpleNamespace(once=lambda *_: 96), SimpleNamespace(module=nn.Identity()))  # type: ignore[arg-type]
+    assert trainers[0]["end_when"] == MaxEpoch(2)
+    assert trainers[0]["schedule"].factory.keywords["total_iters"] == 96 // 32 * 10
 
 
 def test_a_naive_forecast_looks_back_a_whole_season(without_work: list[TimeSeriesEstimator]) -> None:

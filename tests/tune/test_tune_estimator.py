@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,11 +11,17 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from torch import nn
+from torch.optim import SGD
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from sparkdl import TorchClassifier, tune
 from sparkdl.exceptions import ConfigError
 from sparkdl.ml import load
+from sparkdl.ml.estimators import tables
+from sparkdl.optim.spec import OptimizerSpec
+from sparkdl.table.encoding import Number, TableEncoding
+from sparkdl.train.scheduled import ScheduledHyper
 from sparkdl.tune import saving
 
 
@@ -133,6 +140,32 @@ def test_the_fit_at_the_end_looks_for_no_score(monkeypatch: Any) -> None:
     (fit,) = fitted
     assert [fit.isDefined(name) for name in ("monitor", "earlyStoppingPatience")] == [False, False]
     assert (fit.getMaxEpochs(), fit.getValidationFraction()) == (3, 0.0)
+
+
+def _rates(estimator: Any, rows: int, share: float = 1.0) -> list[float]:
+    """The learning rates of a fit of a table, as factors of the first one."""
+    encoding = TableEncoding((Number("a", "number", 0, 1),), (), {}, rows)
+    options = estimator._options() | tables.training(estimator, encoding, nn.Identity(), None, share)
+    hyper = ScheduledHyper(OptimizerSpec(partial(SGD, lr=1.0)), options["schedule"])
+    iterations = math.ceil(round(rows * share) / options["batch_size"]) * options["end_when"].epochs
+    found = []
+    for _ in range(iterations):
+        found.append(hyper.learning_rate())
+        hyper.after_iteration()
+    return found
+
+
+def test_the_fit_at_the_end_has_the_rates_of_the_trial_that_won(monkeypatch: Any) -> None:
+    """The rate fell to 0 at the best epoch, where the trial, which was to go on, had most of it left."""
+    fitted: list[Any] = []
+    monkeypatch.setattr(TorchClassifier, "fit", lambda self, _: fitted.append(self))
+    tuner = tune.TorchTuner(estimator=TorchClassifier(), space={"learningRate": [1e-3, 1e-2]}, max_epochs=10)
+    tuner.refit(None, tune.BestTrial(0, {"learningRate": 1e-2}, 3, 0.5))  # type: ignore[arg-type]
+    rates = _rates(fitted[0], 640)
+    assert rates == pytest.approx([1 - i / 200 for i in range(60)])
+    trial = TorchClassifier(maxEpochs=10)
+    assert rates == _rates(trial, 640)[:60]
+    assert _rates(trial, 640, 2 / 3)[-1] == pytest.approx(1 / 140)  # a fold's fit is to end at 0, too
 
 
 @pytest.mark.parametrize("schedule", [partial(ReduceLROnPlateau, patience=1), lambda o: ReduceLROnPlateau(o)])

@@ -75,6 +75,7 @@ class FitRows:
     encoding: TableEncoding | None = None  # what became of a table's columns, if they were encoded
     labels: tuple[str, ...] = ()  # the names of the classes, if labels were strings
     before: Earlier | None = None  # what the checkpoint tells that the fit goes on from, if it does
+    share: float = 1.0  # of the rows to train on that one fit has: folds leave some out
     _found: dict[str, Any] = field(default_factory=dict)
 
     def once(self, what: str, find: Callable[[], T]) -> T:
@@ -99,6 +100,7 @@ class FitsModule(HasAttributes, HasRunSetters, HasHyper, TorchWritable, TorchRea
     """What all estimators share, whatever their columns are."""
 
     _model_class: ClassVar[type[Fitted]]
+    _rate_epochs: int | None = None  # over which a rate falls that goes by maxEpochs, if not over these
 
     @abstractmethod
     def _look_at(self, dataset: DataFrame) -> FitRows:

@@ -114,7 +114,7 @@ class FitsTorch(FitsModule, HasTrainingSetters, HasInputs):
 
     def _trainer(self, rows: FitRows, plan: FitPlan, **more: Any) -> Trainer:
         if rows.encoding is not None:
-            more |= tables.training(self, rows.encoding, plan.module, rows.before)
+            more |= tables.training(self, rows.encoding, plan.module, rows.before, rows.share)
         return super()._trainer(rows, plan, **more)
 
     def _check_validates(self) -> None:

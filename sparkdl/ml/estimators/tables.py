@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Sequence
 from dataclasses import replace
+from math import ceil
 from typing import Any
 
 from pyspark.sql import DataFrame
@@ -135,13 +136,17 @@ def batch_size(rows: int) -> int:
 
 
 def training(
-    estimator: Any, encoding: TableEncoding, module: nn.Module, before: Earlier | None = None
+    estimator: Any,
+    encoding: TableEncoding,
+    module: nn.Module,
+    before: Earlier | None = None,
+    share: float = 1.0,
 ) -> dict[str, Any]:
     """Return the options of a fit that follow from a table's rows, as far as they are left open.
 
     These are the batch, and a learning rate that falls in a straight line to 0 at the last iteration. A run
     that goes on with other rows keeps its batch, and its rate falls anew. A plan for other rows takes those:
-    its fit is the one that has them.
+    its fit is the one that has them. The iterations of a fold's fit are those of its ``share`` of the rows.
     """
     rows = planned_rows(encoding.rows)
     if estimator.isSet(estimator.batchSize):
@@ -149,7 +154,7 @@ def training(
     else:
         size = before.batch_size if before else batch_size(rows)
     found: dict[str, Any] = {"batch_size": size}
-    iterations = -(-rows // size) * estimator.getMaxEpochs()
+    iterations = ceil(round(rows * share) / size) * (estimator._rate_epochs or estimator.getMaxEpochs())
     limit = value_of(estimator, estimator.maxIter)
     iterations = iterations if limit is None else min(limit, iterations)
     found |= estimator._falling(module, iterations, before.start if before else 0)

@@ -299,7 +299,8 @@ class TimeSeriesEstimator(HasSeriesTraining, FitsModule, Estimator[TimeSeriesMod
         iterations = -(-windows // self.getBatchSize())
         epochs = self._epochs(iterations)
         limit = value_of(self, self.maxIter)
-        total = iterations * epochs if limit is None else min(limit, iterations * epochs)
+        total = iterations * (self._rate_epochs or epochs)
+        total = total if limit is None else min(limit, total)
         own = self._falling(plan.module, total, continued.start(self))
         if limit is None:
             own["end_when"] = MaxEpoch(epochs)
