@@ -20,8 +20,9 @@ from support.serving import centred, save, table_classifier
 from torch import Tensor, nn
 
 from sparkdl.exceptions import ConfigError, DataError, ModelError
-from sparkdl.ml.estimators.model import TorchModel, TorchRegressionModel
+from sparkdl.ml.estimators.model import TorchClassificationModel, TorchModel, TorchRegressionModel
 from sparkdl.ml.persistence.local import save_local
+from sparkdl.ml.stages.inference import inference_of
 from sparkdl.nn.int8 import Int8Linear
 from sparkdl.nn.signature import Signature, TensorSpec
 from sparkdl.saved import content as saved
@@ -209,6 +210,23 @@ def test_probabilities_and_labels_are_those_of_the_served_columns(thresholds: An
         np.testing.assert_allclose(centred(predict.predict(rows)), raw, rtol=1e-6, atol=1e-6)
         np.testing.assert_allclose(predict.predict_proba(rows), table["probability"].to_pylist(), rtol=1e-6)
         assert predict.predict_label(**rows).tolist() == table["predictedLabel"].to_pylist()
+
+
+@pytest.mark.parametrize("thresholds", [None, [0.9, 0.9, 0.9, 0.1]])
+def test_a_class_beyond_the_names_has_its_number_in_all_places(thresholds: Any) -> None:
+    """A head may have more classes than labels: the first one without a name was null, the next an error."""
+    logits = np.array([[3, 0, 0, 0], [0, 0, 3, 0], [0, 0, 0, 3]], np.float32)
+    model = TorchClassificationModel.from_module(nn.Identity(), example=logits, thresholds=thresholds)
+    model.labels = ("no", "yes")
+    expected = ["no", "LABEL_2", "LABEL_3"]
+    assert Predictor.of(model).predict_label(logits).tolist() == expected
+    outputs = {each.column: each for each in inference_of(model).outputs}
+    assert outputs["predictedLabel"].to_arrow(logits).to_pylist() == expected
+    metadata = outputs["prediction"].metadata
+    assert metadata is not None
+    assert metadata["ml_attr"]["vals"] == ["no", "yes", *expected[1:]]  # IndexToString looks them up
+    served = ServedModel(model)(pa.table({"features": pa.array(logits.tolist())}))
+    assert served["predictedLabel"].to_pylist() == expected
 
 
 def test_a_number_that_float16_cannot_hold_is_refused() -> None:

@@ -23,6 +23,11 @@ def class_names(module: nn.Module) -> tuple[str, ...]:
     return found if named else ()
 
 
+def all_named(labels: Sequence[str], count: int) -> tuple[str, ...]:
+    """Return a name for each of so many classes: those of a head beyond the labels have their numbers."""
+    return (*labels, *(f"{_UNNAMED}{number}" for number in range(len(labels), count)))
+
+
 def name_classes(module: nn.Module, labels: Sequence[str]) -> bool:
     """Write the names of classes into a model's configuration; return whether it has changed.
 
@@ -32,7 +37,7 @@ def name_classes(module: nn.Module, labels: Sequence[str]) -> bool:
     count = getattr(config, "num_labels", 0)
     if not labels or count < max(2, len(labels)):
         return False
-    names = {n: labels[n] if n < len(labels) else f"{_UNNAMED}{n}" for n in range(count)}
+    names = dict(enumerate(all_named(labels, count)))
     if config.id2label == names:
         return False
     config.id2label = names

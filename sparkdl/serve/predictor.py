@@ -17,6 +17,7 @@ from sparkdl.data.collate import check_mask
 from sparkdl.data.columns import ColumnPlan
 from sparkdl.data.loose import array_of, filled, spread
 from sparkdl.exceptions import ConfigError, DataError, ModelError
+from sparkdl.hf.labels import all_named
 from sparkdl.hf.padding import reads_behind
 from sparkdl.ml.stages.outputs import decide, probability_of, raw_of
 from sparkdl.nn.batch import Inputs, group, map_tensors, tensors_of
@@ -210,16 +211,18 @@ class Predictor:
         """Return the label of each row, or its class's number where labels have no names.
 
         It is ``predictedLabel``, or else ``prediction``, of ``transform`` and of the server; arguments and
-        errors as of :meth:`predict_proba`. A row whose outputs are NaN has ``None``; without names, rows have
-        floats then, and it has NaN.
+        errors as of :meth:`predict_proba`. A class beyond the names has its number as one: ``LABEL_2``. A
+        row whose outputs are NaN has ``None``; without names, rows have floats then, and it has NaN.
         """
         now = copy(self)  # another thread may refresh this one
         logits = now._logits("predict_label", now.predict(*args, **kwargs))
         chosen = now._thresholds
-        decided = decide(raw_of(logits) if chosen is None else probability_of(logits), chosen)
+        scores = raw_of(logits) if chosen is None else probability_of(logits)
+        decided = decide(scores, chosen)
         unknown = np.isnan(decided)
         if now.labels:
-            return np.array([*now.labels, None], object)[np.where(unknown, -1, decided).astype(np.int64)]
+            names = [*all_named(now.labels, scores.shape[1]), None]
+            return np.array(names, object)[np.where(unknown, -1, decided).astype(np.int64)]
         return decided if unknown.any() else decided.astype(np.int64)
 
     def _logits(self, method: str, output: Any) -> Array:

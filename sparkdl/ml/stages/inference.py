@@ -22,6 +22,7 @@ from sparkdl.data.convert import from_rows
 from sparkdl.data.schema import check_dataframe, is_pandas, plan_dataframe, plan_pandas, same_names
 from sparkdl.data.sparse import of_row, passed
 from sparkdl.exceptions import ConfigError, DataError
+from sparkdl.hf.labels import all_named
 from sparkdl.ml.stages import tabular_frame
 from sparkdl.ml.stages.arrow_columns import null_message
 from sparkdl.ml.stages.forgiving import ERROR, ForgivingScorer
@@ -278,7 +279,7 @@ def _class_outputs(model: Any, decision: bool) -> list[OutputColumn]:
     group = {"ml_attr": {"num_attrs": classes}} if classes > 0 else None
     nominal: dict[str, Any] | None = None
     if model.labels:
-        nominal = {"ml_attr": {"type": "nominal", "vals": list(model.labels)}}
+        nominal = {"ml_attr": {"type": "nominal", "vals": list(all_named(model.labels, classes))}}
     elif classes > 0:
         nominal = {"ml_attr": {"type": "nominal", "num_vals": classes}}
     chosen = None if thresholds is None else tuple(thresholds)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from sparkdl.exceptions import ConfigError, ModelError
+from sparkdl.hf.labels import all_named
 from sparkdl.nn.trace import describe
 from sparkdl.wire.frame import Array
 
@@ -102,7 +103,7 @@ class OutputColumn:
                 return pa.array(decided, mask=mask)
             none = np.isnan(decided)
             numbers = np.where(none, 0, decided).astype(np.int64)
-            return pa.array(self.labels, pa.string()).take(
+            return pa.array(all_named(self.labels, scores.shape[1]), pa.string()).take(
                 pa.array(numbers, mask=none if mask is None else none | mask)
             )
         values = raw_prediction_of(logits) if self.kind == "raw" else probability_of(logits)
