@@ -72,11 +72,12 @@ class NearestItems:
 
         Raises:
             ConfigError: if ``k`` cannot work.
-            DataError: if queries have another shape.
+            DataError: if queries have another shape, or values or inner products that are not finite.
         """
         found = self._checked(queries, k)
         scores, places = self._index.search(found, k)
         there = places >= 0
+        _check_finite("inner products of the query", np.isfinite(scores) | ~there)
         return np.where(there, self.ids[places], -1), np.where(there, scores, -np.inf).astype(np.float32)
 
     def recall(self, queries: ArrayLike, k: int = 10) -> float:
@@ -85,6 +86,10 @@ class NearestItems:
         Args:
             queries: shape (queries, width).
             k: how many.
+
+        Raises:
+            ConfigError: as of :meth:`search`.
+            DataError: likewise.
         """
         found = self._checked(queries, k)
         hits = 0
@@ -126,13 +131,25 @@ class NearestItems:
         check_integer("search", 1, k=k)
         if k > len(self):
             raise ConfigError(f"search: k={k}: there are {len(self)} items")
-        found = np.ascontiguousarray(queries, np.float32)
+        with np.errstate(over="ignore"):  # infinities are refused below
+            found = np.ascontiguousarray(queries, np.float32)
         if found.ndim != 2 or found.shape[1] != self.vectors.shape[1]:
             raise DataError(
                 f"queries have shape {found.shape}, expected (queries, {self.vectors.shape[1]})",
                 code="data-shape",
             )
+        _check_finite("values of the query", np.isfinite(found))
         return found
+
+
+def _check_finite(what: str, finite: NDArray[np.bool_]) -> None:
+    wrong = np.flatnonzero(~finite.all(1))
+    if len(wrong):
+        raise DataError(
+            f"queries: {what} in row {wrong[0]} ({len(wrong)} such rows) are NaN, infinite or beyond "
+            "float32; leave such rows out",
+            code="data-value",
+        )
 
 
 def _faiss() -> Any:

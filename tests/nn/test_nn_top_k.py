@@ -199,3 +199,11 @@ def test_a_graph_finds_nearly_all(tmp_path: Path) -> None:
         index.search(np.zeros((2, 3)))
     with pytest.raises(ConfigError, match="k=501"):
         index.search(queries, 501)
+    for call in (index.search, index.recall):
+        for value in (np.nan, np.inf, 1e39, None):  # the last ones as float32
+            lost = [*queries[:3].tolist(), [value, *[0.0] * 7]]
+            with pytest.raises(DataError, match=r"values of the query in row 3 \(1 such rows\) are NaN"):
+                call(lost)
+    with pytest.raises(DataError, match=r"inner products of the query in row 0 \(1 such rows\) are NaN"):
+        index.search(np.full((1, 8), 3e38))
+    assert [part.shape for part in index.search(queries[:0])] == [(0, 10)] * 2
