@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 
@@ -21,6 +22,7 @@ from sparkdl.train.hooks.callbacks import EarlyStopping
 from sparkdl.train.hooks.checkpoint import Resume, find_resume_point, of_attempt
 from sparkdl.train.hooks.of_run import hooks_of
 from sparkdl.train.interrupt import interruptible
+from sparkdl.train.keyed import keyed_groups
 from sparkdl.train.leaving import ErrorsCarryResult, result_of, unless_under_way
 from sparkdl.train.loop import Loop
 from sparkdl.train.options.config import TrainConfig
@@ -62,7 +64,8 @@ class Fit:
         tried = dry_run(self._spec(recipe), data)
         recipe = recipe.moving(tried.moving)
         monitor = check_validation(config, tried.shipped, sets)
-        schedule = scheduled_hyper(recipe.optimizer, config, monitor)
+        tables = keyed_groups(recipe.keyed, recipe.layout)
+        schedule = scheduled_hyper(recipe.optimizer, config, monitor, tables)
         hooks = hooks_of(config, self.name)
         if monitor is None and any(isinstance(hook, EarlyStopping) for hook in hooks):
             _warn("EarlyStopping: without validation it stops nothing; give fit(data, validation=...)")
@@ -154,10 +157,15 @@ def _check_elastic(config: TrainConfig, data: Dataset) -> None:
         )
 
 
-def scheduled_hyper(optimizer: OptimizerSpec, config: TrainConfig, monitor: Monitor | None) -> ScheduledHyper:
+def scheduled_hyper(
+    optimizer: OptimizerSpec,
+    config: TrainConfig,
+    monitor: Monitor | None,
+    tables: Mapping[str, int] | None = None,
+) -> ScheduledHyper:
     """Return hyper-parameters as they will change in a run with this monitored score."""
     better = monitor is not None and monitor.higher_is_better
-    hyper = ScheduledHyper(optimizer, config.schedule, higher_is_better=better)
+    hyper = ScheduledHyper(optimizer, config.schedule, higher_is_better=better, tables=tables)
     if hyper.needs_validation and monitor is None:
         raise ConfigError("schedule: ReduceLROnPlateau needs validation scores: give fit(data, validation=)")
     if monitor is not None and better and "min" in hyper.modes:

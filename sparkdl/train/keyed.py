@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -31,7 +31,7 @@ def check_keyed(
             )
         return ()
     _check_options(config)
-    groups = {param.name: param.group for param in layout.params}
+    groups = keyed_groups(variables, layout)
     for name, variable in variables.items():
         if variable.store.rule.dtype != layout.dtype:
             raise ModelError(
@@ -39,10 +39,16 @@ def check_keyed(
                 f"are {layout.dtype}: make it with dtype=torch.{layout.dtype}",
                 code="model-parameters",
             )
-        group = groups.get(f"{name}.weight" if name else "weight")
-        if group is not None:
-            check_lazy(optimizer, group, name)
+        if name in groups:
+            check_lazy(optimizer, groups[name], name)
     return tuple(variables)
+
+
+def keyed_groups(names: Collection[str], layout: ParamLayout) -> dict[str, int]:
+    """Return the parameter groups of embedding variables, by name; without those that are frozen."""
+    groups = {param.name: param.group for param in layout.params}
+    weights = {name: f"{name}.weight" if name else "weight" for name in names}
+    return {name: groups[weight] for name, weight in weights.items() if weight in groups}
 
 
 def _check_options(config: TrainConfig) -> None:

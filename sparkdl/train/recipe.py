@@ -47,7 +47,7 @@ from sparkdl.optim.shard.shardable import tried_optimizer
 from sparkdl.optim.spec import Optimizers, check_unscheduled
 from sparkdl.optim.staleness import Staleness
 from sparkdl.train.checkpoint.setting import checksums, setting_of
-from sparkdl.train.keyed import check_keyed, rules_of
+from sparkdl.train.keyed import check_keyed, keyed_groups, rules_of
 from sparkdl.train.options.config import TrainConfig
 from sparkdl.train.scheduled import ScheduledHyper
 from sparkdl.wire.codec import codec_of, has_error_feedback
@@ -98,7 +98,9 @@ class Recipe:
             sparse, dense = tables_of(module, sparse=True), tables_of(module, sparse=False)
         staleness = _staleness_of(config, spec, keyed)
         rule, inner = UpdateRule(spec, config.clip, staleness, config.seed), None
-        stateful = tried.stateful or staleness is not None or (trains and _brings_state(spec, config))
+        tables = keyed_groups(keyed, layout)
+        schedule = ScheduledHyper(spec, config.schedule if trains else None, tables=tables)
+        stateful = tried.stateful or staleness is not None or schedule.brings_state
         if config.local is not None:  # the optimizer is that of the partitions, and the shards' an outer one
             inner = InnerRule(rule, layout, stateful)
             outer, _ = optimizer_spec(config.local.outer, module)
@@ -239,12 +241,6 @@ class Recipe:
         for name, parameter in module.named_parameters():
             parameter.requires_grad_(named[name].requires_grad)
         return module
-
-
-def _brings_state(optimizer: OptimizerSpec, config: TrainConfig) -> bool:
-    """Return whether a schedule sets more than learning rates: a momentum has state where SGD had none."""
-    hyper = ScheduledHyper(optimizer, config.schedule).hyper()
-    return any(group.keys() - {"lr"} for group in hyper)
 
 
 def _staleness_of(config: TrainConfig, optimizer: OptimizerSpec, keyed: Sequence[str]) -> Staleness | None:

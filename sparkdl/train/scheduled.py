@@ -17,6 +17,7 @@ from torch.optim import Adam, Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from sparkdl.exceptions import ConfigError
+from sparkdl.optim.shard.lazy_rows import check_unspoilt
 from sparkdl.optim.spec import OptimizerSpec
 from sparkdl.train.options.schedule import PerEpoch, PerIteration, Schedule, SchedulerFactory, check_factory
 
@@ -26,13 +27,19 @@ class ScheduledHyper:
 
     The first ones are those that the scheduler sets when it is built: a warm-up starts with the first
     iteration. With several optimizers each gets a scheduler of its own from the same factory.
-    ``higher_is_better`` counts for a ``ReduceLROnPlateau`` whose ``mode`` was not given.
+    ``higher_is_better`` counts for a ``ReduceLROnPlateau`` whose ``mode`` was not given. ``tables`` are the
+    groups of embedding variables, of which a step changes some rows alone.
     """
 
     def __init__(
-        self, optimizer: OptimizerSpec, schedule: Schedule | None, *, higher_is_better: bool = False
+        self,
+        optimizer: OptimizerSpec,
+        schedule: Schedule | None,
+        *,
+        higher_is_better: bool = False,
+        tables: Mapping[str, int] | None = None,
     ) -> None:
-        self._optimizer = optimizer
+        self._optimizer, self._tables = optimizer, tables or {}
         self._shadows: Sequence[Optimizer] = optimizer.shadow()
         self._per_iteration = isinstance(schedule, PerIteration)
         self._schedulers: list[LRScheduler] = []
@@ -62,10 +69,23 @@ class ScheduledHyper:
         """Directions of the scores that it follows: ``"min"`` where smaller ones are better, or ``"max"``."""
         return {one.mode for one in self._schedulers if isinstance(one, ReduceLROnPlateau)}
 
+    @property
+    def brings_state(self) -> bool:
+        """Whether it sets more than learning rates, or may: a momentum has state where SGD had none.
+
+        Torch's own schedulers set what they will when they are built.
+        """
+        return any(group.keys() - {"lr"} for group in self.hyper()) or any(map(_is_own, self._schedulers))
+
     def hyper(self) -> tuple[dict[str, Any], ...]:
-        """Return, for each parameter group, the values that differ from the optimizer's own."""
+        """Return, for each parameter group, the values that differ from the optimizer's own.
+
+        Raises ConfigError if such a value would change rows of embedding variables without a gradient.
+        """
         if self._hyper is None:
             self._hyper = self._optimizer.hyper_of(self._shadows)
+            for name, index in self._tables.items():
+                check_unspoilt(self._hyper[index], name, "schedule")
             if self._scale != 1.0:
                 groups = [group for shadow in self._shadows for group in shadow.param_groups]
                 for hyper, group in zip(self._hyper, groups, strict=True):
@@ -149,6 +169,12 @@ def _build(factory: SchedulerFactory, shadow: Optimizer) -> LRScheduler:
             f"schedule={factory!r:.200}: made a scheduler for another optimizer than the one it was given"
         )
     return scheduler
+
+
+def _is_own(scheduler: LRScheduler) -> bool:
+    """Return whether a scheduler, or one in it, is a class of the user's."""
+    parts: Sequence[LRScheduler] = getattr(scheduler, "_schedulers", ())
+    return not type(scheduler).__module__.startswith("torch.optim.") or any(map(_is_own, parts))
 
 
 def follows_scores(schedule: Schedule) -> bool:

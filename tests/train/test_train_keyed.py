@@ -18,6 +18,7 @@ import torch
 from support.data import as_dataset
 from support.reference import Partition, threads
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import LRScheduler, OneCycleLR
 
 from sparkdl import Dataset, Trainer
 from sparkdl.allreduce.plans import owned_rows
@@ -29,7 +30,15 @@ from sparkdl.keyed.table import KeyedTable
 from sparkdl.nn import CountingBloom, EmbeddingVariable
 from sparkdl.optim import AdagradDecay, ClipByNorm, Ftrl
 from sparkdl.optim.shard import lazy_rows
-from sparkdl.train import EMA, Checkpoint, EarlyStopping, EveryIterations, MaxIteration, load_weights
+from sparkdl.train import (
+    EMA,
+    Checkpoint,
+    EarlyStopping,
+    EveryIterations,
+    MaxIteration,
+    PerIteration,
+    load_weights,
+)
 from sparkdl.train.history import PHASES
 
 USERS, ITEMS, FAR = 60, 40, 0x5DEECE66D123
@@ -362,6 +371,24 @@ def test_a_table_that_is_frozen_stays_as_it_is(data: Dataset) -> None:
 def test_what_cannot_be_combined_is_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         trainer(keyed(), **options)
+
+
+def test_a_schedule_gives_a_table_no_momentum(data: Dataset) -> None:
+    """Rows without a gradient would move, as torch moves them; they were left where they are."""
+    cycle = PerIteration(partial(OneCycleLR, max_lr=0.1, total_steps=20))
+    sgd = partial(torch.optim.SGD, lr=0.1)
+    with pytest.raises(ConfigError, match=r"schedule: momentum=0\.95 changes rows without a gradient"):
+        trainer(keyed(), optimizer=sgd, schedule=cycle)
+    late = trainer(keyed(), optimizer=sgd, schedule=PerIteration(LaterMomentum), end_when=MaxIteration(4))
+    with pytest.raises(ConfigError, match=r"schedule: momentum=0\.9 changes rows.*'users'"):
+        late.fit(data)
+
+
+class LaterMomentum(LRScheduler):
+    def get_lr(self) -> list[float]:
+        for group in self.optimizer.param_groups:
+            group["momentum"] = 0.9 * (self.last_epoch > 1)
+        return [group["lr"] for group in self.optimizer.param_groups]
 
 
 def test_memory_for_rows_needs_a_table() -> None:

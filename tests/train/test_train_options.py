@@ -23,7 +23,13 @@ from support.reference import (
     threads,
 )
 from torch import nn
-from torch.optim.lr_scheduler import CosineAnnealingLR, OneCycleLR, ReduceLROnPlateau, StepLR
+from torch.optim.lr_scheduler import (
+    CosineAnnealingLR,
+    LRScheduler,
+    OneCycleLR,
+    ReduceLROnPlateau,
+    StepLR,
+)
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torchmetrics.classification import MulticlassAccuracy, MulticlassConfusionMatrix
 
@@ -287,6 +293,29 @@ def test_a_schedule_may_bring_the_momentum(data: Dataset, tmp_path: Path, option
     hooks = [Checkpoint(str(tmp_path))]
     trainer(**options, hooks=hooks, end_when=MaxIteration(6)).fit(data)
     assert_bit_equal(trainer(**options, hooks=hooks).fit(data, resume=True).module, expected)
+
+
+class LaterMomentum(LRScheduler):
+    """Gives SGD a momentum from the third iteration on, and takes it away for a while."""
+
+    def get_lr(self) -> list[float]:
+        for group in self.optimizer.param_groups:
+            group["momentum"] = 0.9 if 2 <= self.last_epoch < 5 or self.last_epoch > 8 else 0.0
+        return [group["lr"] for group in self.optimizer.param_groups]
+
+
+def test_a_schedule_of_ones_own_may_bring_the_momentum_later(data: Dataset) -> None:
+    """The schedule was asked at its start alone: a momentum that came later began anew with each job."""
+    plain_sgd, made = partial(torch.optim.SGD, lr=0.1), list[Any]()
+
+    def optimizer(parameters: Any) -> torch.optim.Optimizer:
+        made.append(LaterMomentum(plain_sgd(parameters)))
+        return made[0].optimizer
+
+    expected = reference(optimizer, on_step=lambda *_: made[0].step())
+    schedule = PerIteration(LaterMomentum)
+    result = trainer(optimizer=plain_sgd, schedule=schedule, exchange="driver").fit(data)
+    assert_bit_equal(result.module, expected)
 
 
 def test_plateau_schedule_follows_the_validation_score(data: Dataset) -> None:

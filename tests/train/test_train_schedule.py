@@ -347,6 +347,26 @@ def test_sequence_of_three():
     assert rates(sequence(parts), 8) == pytest.approx([0.1] * 3 + [0.2] * 2 + [0.3] * 3)
 
 
+class OwnLR(LRScheduler):
+    def get_lr(self):
+        return [group["lr"] for group in self.optimizer.param_groups]
+
+
+@pytest.mark.parametrize(
+    ("schedule", "brings"),
+    [
+        (None, False),
+        (partial(StepLR, step_size=1), False),
+        (sequence([(partial(StepLR, step_size=1), 2), (partial(ConstantLR), None)]), False),
+        (partial(OneCycleLR, max_lr=0.3, total_steps=10), True),
+        (OwnLR, True),
+        (lambda optimizer: ChainedScheduler([OwnLR(optimizer)], optimizer), True),
+    ],
+)
+def test_what_a_schedule_of_ones_own_will_set_nobody_knows(schedule, brings):
+    assert ScheduledHyper(OptimizerSpec(partial(SGD, lr=0.1)), schedule).brings_state is brings
+
+
 def test_one_cycle_moves_momentum_too():
     schedule = one_cycle(0.3, 10, pct_start=0.4)
     found = scheduled(spec(), schedule, 10)

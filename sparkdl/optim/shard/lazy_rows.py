@@ -28,15 +28,20 @@ def check_lazy(spec: OptimizerSpec, group: int, name: str) -> None:
             f"has too many for that: give it {known}, as in optimizer={{'{name}.*': "
             "partial(torch.optim.SparseAdam, lr=1e-3), '*': ...}"
         )
+    check_unspoilt(options, name, "optimizer")
+    if spec.group_penalties[group]:
+        raise ConfigError(f"groups: the embedding variable {name!r} cannot have penalties (l1, l2)")
+
+
+def check_unspoilt(options: Mapping[str, Any], name: str, by: str) -> None:
+    """Check that no option of a group makes the optimizer change rows without a gradient."""
     spoilt = [option for option in _SPOILERS if options.get(option)]
     if spoilt:
         raise ConfigError(
-            f"optimizer: {spoilt[0]}={options[spoilt[0]]!r} changes rows without a gradient, and the "
+            f"{by}: {spoilt[0]}={options[spoilt[0]]!r} changes rows without a gradient, and the "
             f"embedding variable {name!r} has too many for that: leave it out, or give the variable an "
             "optimizer of its own"
         )
-    if spec.group_penalties[group]:
-        raise ConfigError(f"groups: the embedding variable {name!r} cannot have penalties (l1, l2)")
 
 
 def fresh_state(spec: OptimizerSpec, group: int, rows: Array) -> dict[str, Array]:
