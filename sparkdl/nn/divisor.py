@@ -28,6 +28,9 @@ _CALLS: dict[Any, Mapping[str, Any]] = {
 """Defaults of each function's parameters, in the order of the parameters."""
 
 
+Divisors = frozenset[tuple[int, float]]
+"""Divisors of the terms of a loss, each beside a number of its own."""
+
 _few_rows = ContextVar("few_rows", default=False)
 
 
@@ -46,7 +49,7 @@ class DivisorWatch(TorchFunctionMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self._divisors: dict[int, frozenset[float]] = {}
+        self._divisors: dict[int, Divisors] = {}
         self._kept: list[Tensor] = []  # the id of a tensor that is freed could come back as another's
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -56,31 +59,35 @@ class DivisorWatch(TorchFunctionMode):
         if defaults is not None:
             divisor = _divisor({**defaults, **dict(zip(defaults, args, strict=False)), **(kwargs or {})})
             if divisor is not None:
-                self._note(result, frozenset((divisor,)))
+                self._note(result, frozenset(((len(self._kept), divisor),)))
         elif self._divisors:
-            found = frozenset[float]().union(
-                *(self._of(value) for value in (*args, *(kwargs or {}).values()))
-            )
+            found = self._of((*args, *(kwargs or {}).values()))
             if found:
                 self._note(result, found)
         return result
 
     def divisor_of(self, loss: Any) -> float | None:
-        """Return what a loss is divided by; ``None`` if that is not known, or its terms do not agree."""
-        found = self._divisors.get(id(loss), frozenset())
-        return next(iter(found)) if len(found) == 1 else None
+        """Return what a loss is divided by, of several terms the mean; ``None`` if that is not known.
+
+        Terms whose numbers differ may have equal ones in another share of the batch, where nothing tells that
+        they are several. So all shares count by one rule, which is right to the bit where they always agree.
+        """
+        found = [divisor for _, divisor in sorted(self._of(loss))]
+        if len(set(found)) > 1:
+            return sum(found) / len(found)
+        return found[0] if found else None
 
     def divisors_of(self, values: Mapping[str, Any]) -> dict[str, float]:
         """Return what values are divided by, as far as it is known, by name."""
         found = {name: self.divisor_of(value) for name, value in values.items()}
         return {name: divisor for name, divisor in found.items() if divisor is not None}
 
-    def _of(self, value: Any) -> frozenset[float]:
+    def _of(self, value: Any) -> Divisors:
         if isinstance(value, list | tuple):
-            return frozenset[float]().union(*map(self._of, value))
-        return self._divisors.get(id(value), frozenset())
+            return Divisors().union(*map(self._of, value))
+        return self._divisors.get(id(value), Divisors())
 
-    def _note(self, result: Any, divisors: frozenset[float]) -> None:
+    def _note(self, result: Any, divisors: Divisors) -> None:
         for value in result if isinstance(result, list | tuple) else [result]:
             if isinstance(value, Tensor):
                 self._divisors[id(value)] = divisors

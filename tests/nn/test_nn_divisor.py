@@ -86,6 +86,24 @@ def test_shares_and_micro_batches_are_the_whole_batch(name: str, cuts: list[int]
     torch.testing.assert_close(own, gradient, rtol=1e-6, atol=1e-9)
 
 
+@pytest.mark.parametrize("micro", [None, 3])
+def test_terms_whose_numbers_of_labels_agree_in_some_shares_count_by_labels_in_all(micro: int | None) -> None:
+    """A share counted by its 24 labels, and one in which a label of one term does not count by its 6 rows."""
+
+    def loss(output: Tensor, label: Tensor) -> Tensor:
+        output = output.reshape(-1, CLASSES, 4)
+        other = label.clone()
+        other[-1, -1] = -100 if other[-1, -1] == 1 else other[-1, -1]
+        return functional.cross_entropy(output, label) + functional.cross_entropy(output.flip(1), other)
+
+    label = torch.zeros(ROWS, 4, dtype=torch.int64)
+    label[:6], label[-1, -1] = 2, 1
+    expected, gradient = torchs(loss, linear(12), inputs(), label)
+    found, own = shares(LossObjective(loss), linear(12), Batch(inputs(), label, None, ROWS), [6], micro)
+    assert found == pytest.approx(expected, rel=5e-3)  # no one divisor is that of both terms
+    assert (own - gradient).norm() < 0.02 * gradient.norm()
+
+
 def test_labels_of_several_positions() -> None:
     def loss(output: Tensor, label: Tensor) -> Tensor:
         return functional.cross_entropy(output.reshape(-1, CLASSES, 3), label)
