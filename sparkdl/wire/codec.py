@@ -68,6 +68,9 @@ class TopK:
             raise ConfigError(f"TopK: fraction={self.fraction!r}: expected a number above 0 and at most 1")
 
 
+_FACTOR = 126  # the exponent of fp32's least number of full precision, without its sign
+_FAR = 1000  # nearly as large an exponent as that of a factor can be
+
 Codec = Cast | Int8 | TopK
 """``fp32``: as they are. ``bf16``: 8 bits of precision, the range of fp32. ``fp16``: 11 bits; values below
 2⁻³⁸ of the shard's largest are lost. Others see :class:`Int8` and :class:`TopK`."""
@@ -130,10 +133,13 @@ def encode(codec: Codec, values: Array) -> Encoded:
     largest = float(tensor.abs().max())
     if not math.isfinite(largest) or largest == 0.0:
         return Encoded({"codec": codec, "factor": 1.0}, {"gradient": tensor.to(torch.float16).numpy()})
-    # A power of two: scaling by it is exact. Its own exponent must stay one of fp32.
-    exponent = int(np.clip(np.frexp(largest)[1] - 1 - _TOP, -100, 126))
-    scaled = (tensor * 2.0**-exponent).to(torch.float16).numpy()
-    return Encoded({"codec": codec, "factor": 2.0**exponent}, {"gradient": scaled})
+    # A power of two: scaling by it is exact. fp32 cannot hold the least ones: then in two steps.
+    exponent = int(np.clip(np.frexp(largest)[1] - 1 - _TOP, -_FAR, _FAR))
+    first = max(exponent, -_FACTOR)
+    scaled = tensor * 2.0**-first
+    if first != exponent:
+        scaled = scaled * 2.0 ** (first - exponent)
+    return Encoded({"codec": codec, "factor": 2.0**exponent}, {"gradient": scaled.to(torch.float16).numpy()})
 
 
 def _as_they_are(values: Array) -> Encoded:
@@ -189,7 +195,11 @@ def decode(meta: Mapping[str, Any], arrays: Mapping[str, Array], dtype: np.dtype
         bits = encoded.astype(np.uint32) << 16
         return bits.view(np.float32).astype(dtype, copy=False)
     if codec == "fp16":
-        return np.multiply(encoded, dtype.type(meta["factor"]), dtype=dtype)
+        exponent = int(np.frexp(meta["factor"])[1]) - 1
+        if exponent >= -_FACTOR:
+            return np.multiply(encoded, dtype.type(meta["factor"]), dtype=dtype)
+        smaller: Array = np.ldexp(encoded.astype(dtype), exponent)
+        return smaller
     if codec == "topk":
         whole = np.zeros(meta["count"], dtype)
         whole[arrays["indices"]] = encoded
