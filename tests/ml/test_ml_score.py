@@ -221,9 +221,30 @@ def test_what_cannot_be_written_is_refused_first(spark: Any, tmp_path: Path) -> 
         model().score(df.selectExpr("id", "interval '1' day as long"), str(tmp_path / "out"))
     with pytest.raises(DataError, match="column 'ID' is in the DataFrame twice"):
         model(featuresCol="x").score(df.selectExpr("id", "id as ID", "id as x"), str(tmp_path / "out"))
+    twice = df.selectExpr("id", "array(named_struct('a', id, 'A', -id)) as s")  # Spark says: ambiguous
+    with pytest.raises(DataError, match=r"column 's' has a struct with two fields of one name \(a, A; spark"):
+        model().score(twice, str(tmp_path / "out"), progress=False)
     with pytest.raises(ConfigError, match="nothing to write"):
         model(predictionCol="").score(df, str(tmp_path / "out"))
     assert not (tmp_path / "out").exists()
+
+
+def test_fields_that_differ_in_case_alone_are_compared_where_spark_tells_them_apart(
+    spark: Any, tmp_path: Path
+) -> None:
+    out = str(tmp_path / "out")
+    spark.conf.set("spark.sql.caseSensitive", "true")
+    try:
+        first, other = (
+            spark.range(5).selectExpr("id", f"named_struct('a', {a}, 'A', {b}) as s")
+            for a, b in (("id", "-id"), ("-id", "id"))
+        )
+        found = model().score(first, out, progress=False).orderBy("id").collect()
+        assert [tuple(row.s) for row in found] == [(n, -n) for n in range(5)]
+        with pytest.raises(DataError, match="other"):
+            model().score(other, out, progress=False)
+    finally:
+        spark.conf.unset("spark.sql.caseSensitive")
 
 
 def test_no_rows_are_a_folder_with_columns(spark: Any, tmp_path: Path) -> None:

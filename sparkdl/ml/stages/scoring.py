@@ -127,15 +127,25 @@ def _check_columns(df: DataFrame, inference: Inference) -> None:
     if not inference.outputs:
         raise ConfigError("all names of output columns are empty: there is nothing to write")
     seen: set[str] = set()
+    exact = df.sparkSession.conf.get("spark.sql.caseSensitive", "false") == "true"
     for field in df.schema.fields:
         if field.name.lower() in seen:
             raise DataError(
                 f"column {field.name!r} is in the DataFrame twice; rename one of them", code="data-column"
             )
         seen.add(field.name.lower())
+        types = list(_types(field.dataType))
+        for struct in (each for each in types if isinstance(each, T.StructType)):
+            names = [name if exact else name.lower() for name in struct.names]
+            if len(set(names)) < len(names):
+                raise DataError(
+                    f"column {field.name!r} has a struct with two fields of one name ({', '.join(struct.names)}"
+                    f"{'' if exact else '; spark.sql.caseSensitive=false'}), which files cannot have; rename one",
+                    code="data-column",
+                )
         for name in _UNWRITABLE:
             kind = getattr(T, name, None)
-            if kind is not None and _holds(field.dataType, kind):
+            if kind is not None and any(isinstance(each, kind) for each in types):
                 raise DataError(
                     f"column {field.name!r} has type {field.dataType.simpleString()}, which score() does not "
                     "write; cast it, to a string for example",
@@ -143,16 +153,17 @@ def _check_columns(df: DataFrame, inference: Inference) -> None:
                 )
 
 
-def _holds(data_type: Any, kind: type) -> bool:
-    if isinstance(data_type, kind):
-        return True
+def _types(data_type: T.DataType) -> Iterator[T.DataType]:
+    """Yield a type, and all in it."""
+    yield data_type
     if isinstance(data_type, T.StructType):
-        return any(_holds(field.dataType, kind) for field in data_type.fields)
+        for field in data_type.fields:
+            yield from _types(field.dataType)
     if isinstance(data_type, T.ArrayType):
-        return _holds(data_type.elementType, kind)
+        yield from _types(data_type.elementType)
     if isinstance(data_type, T.MapType):
-        return _holds(data_type.keyType, kind) or _holds(data_type.valueType, kind)
-    return False
+        yield from _types(data_type.keyType)
+        yield from _types(data_type.valueType)
 
 
 def _described(df: DataFrame, inference: Inference, rows: int) -> dict[str, Any]:
