@@ -6,6 +6,7 @@ that costs. Nothing here is required for correctness.
 
 from __future__ import annotations
 
+import difflib
 import os
 import re
 import subprocess
@@ -21,8 +22,8 @@ from typing import TYPE_CHECKING, Any
 
 from sparkdl import daemon
 from sparkdl._spark import logs
-from sparkdl._spark.session import confs, is_alive, task_slots
-from sparkdl.exceptions import ConfigError
+from sparkdl._spark.session import confs, is_alive, own_confs, task_slots
+from sparkdl.exceptions import ConfigError, SparkdlWarning
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -249,6 +250,7 @@ def check(spark: SparkSession) -> None:
         ConfigError: if the session was stopped.
     """
     check_alive(spark)
+    check_own(spark)
     application = spark.sparkContext.applicationId
     lacking = missing(spark)
     if lacking and application not in _warned:
@@ -262,8 +264,30 @@ def check(spark: SparkSession) -> None:
         )
 
 
-PLAIN_FILES = "spark.sparkdl.plainFiles"
+OWN = "spark.sparkdl."
+"""So begin sparkdl's own confs. They may be set while a session runs, by ``spark.conf.set``."""
+
+TRANSPORT = f"{OWN}transport"
+"""What ``transport="auto"`` stands for in a session."""
+
+WAIT, PATIENCE = f"{OWN}direct.wait", f"{OWN}direct.patience"
+"""Seconds that a task waits for others to begin, and for a byte of theirs, at least."""
+
+PLAIN_FILES = f"{OWN}plainFiles"
 """Conf by which a user of Spark's I/O encryption accepts that sparkdl's own files are not encrypted."""
+
+_CONFS = (TRANSPORT, WAIT, PATIENCE, PLAIN_FILES)
+
+
+def check_own(spark: SparkSession) -> None:
+    """Warn once about confs that begin as sparkdl's own and are none: nothing would read them."""
+    for name in own_confs(spark, OWN):
+        if name not in _CONFS and name not in _warned:
+            _warned.add(name)
+            near = difflib.get_close_matches(name, _CONFS, 1)
+            meant = f" (did you mean {near[0]}?)" if near else ""
+            message = f"{name} is no conf of sparkdl, and does nothing{meant}; there are {', '.join(_CONFS)}"
+            warnings.warn(SparkdlWarning(message, code="config-cluster"), stacklevel=5)
 
 
 def check_encryption(spark: SparkSession) -> None:

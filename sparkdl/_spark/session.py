@@ -44,6 +44,15 @@ def confs(sc: Any) -> Any:
     return getattr(sc, "_conf", None) or sc.getConf()
 
 
+def own_confs(spark: Any, prefix: str) -> list[str]:
+    """Return the names of a session's confs that begin with a prefix."""
+    if is_classic(spark):  # by one call: Python's dict of all confs takes some for each of them
+        names: list[str] = str(spark._jsparkSession.conf().getAll().keySet().mkString("\n")).split("\n")
+    else:
+        names = list(getattr(spark.conf, "getAll", ()))
+    return sorted(name for name in names if name.startswith(prefix))
+
+
 def lost_context() -> bool:
     """Return whether this process has a SparkContext that ended although the program did not stop it."""
     if "pyspark" not in sys.modules:

@@ -75,8 +75,10 @@ class ClassicAccess(Access):
         return private.is_alive(self.jobs.sc)
 
     def conf(self, name: str, default: str = "") -> str:
-        """Return a conf of the session."""
-        found: str = private.confs(self.jobs.sc).get(name, default)
+        """Return a conf of the session; sparkdl's own as they are now, for others count when Spark starts."""
+        found: str | None = self.spark.conf.get(name, None) if name.startswith(session.OWN) else None
+        if found is None:
+            found = private.confs(self.jobs.sc).get(name, default)
         return found
 
     def executors(self) -> Executors:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import secrets
 from dataclasses import dataclass
 from functools import partial
@@ -22,6 +23,7 @@ from sparkdl.compute.live_model import changes_to_keep
 from sparkdl.compute.worker import FitRef
 from sparkdl.data.store.build import PartitionStore
 from sparkdl.exceptions import ConfigError
+from sparkdl.session import PATIENCE, TRANSPORT, WAIT
 from sparkdl.wire.codec import Cast
 from sparkdl.wire.layout import ParamLayout
 
@@ -30,12 +32,6 @@ Exchange = Literal["auto", "replicated", "sharded", "driver"]
 
 TransportName = Literal["auto", "shuffle", "direct"]
 """How messages travel within a group."""
-
-TRANSPORT = "spark.sparkdl.transport"
-"""What ``transport="auto"`` stands for in a session."""
-
-WAIT, PATIENCE = "spark.sparkdl.direct.wait", "spark.sparkdl.direct.patience"
-"""Seconds that a task waits for others to begin, and for a byte of theirs, at least."""
 
 _ENCRYPTING = (
     "spark.network.crypto.enabled",
@@ -194,6 +190,8 @@ class Wanted:
             raise ConfigError(
                 f"transport='direct': {reasons[0]}; take transport='shuffle'", code="config-cluster"
             )
+        if not reasons:
+            _seconds(access)  # what is no number is said now
         return not reasons
 
     def plan(self, exchange: Exchange, ranks: int, changes: int, *, directly: bool = False) -> Plan:
@@ -263,5 +261,19 @@ class Wanted:
 
 
 def _rendezvous(access: Access) -> Rendezvous:
-    seconds = [float(access.conf(name, default)) for name, default in ((WAIT, "3"), (PATIENCE, "120"))]
-    return Rendezvous(secrets.token_bytes(32), access.driver_host, *seconds)
+    return Rendezvous(secrets.token_bytes(32), access.driver_host, *_seconds(access))
+
+
+def _seconds(access: Access) -> list[float]:
+    """Return for how long a task waits for others to begin, and for a byte of theirs."""
+    found = []
+    for name, default in ((WAIT, "3"), (PATIENCE, "120")):
+        value = access.conf(name, default)
+        try:
+            seconds = float(value)
+        except ValueError:
+            seconds = math.nan
+        if not seconds > 0:
+            raise ConfigError(f"{name}={value}: expected a number of seconds above 0", code="config-cluster")
+        found.append(seconds)
+    return found

@@ -243,6 +243,13 @@ def test_the_conf_chooses_for_auto() -> None:
         wants("auto").exchanges_directly(session_with(**{"spark.sparkdl.transport": "fast"}), "sharded")
 
 
+@pytest.mark.parametrize("name", ["spark.sparkdl.direct.wait", "spark.sparkdl.direct.patience"])
+@pytest.mark.parametrize("value", ["3s", "0", "nan"])
+def test_seconds_that_are_none_are_told_before_anything_runs(name: str, value: str) -> None:
+    with pytest.raises(ConfigError, match=f"{name}={value}: expected a number of seconds above 0"):
+        wants("auto").exchanges_directly(session_with(**{name: value}), "sharded")
+
+
 def test_tasks_exchange_directly_unless_something_forbids_it() -> None:
     session = session_with()
     assert wants("auto").exchanges_directly(session, "sharded")

@@ -14,13 +14,13 @@ from support.reference import Partition, assert_bit_equal, plain, threads
 
 from sparkdl import Dataset, Trainer
 from sparkdl.access.alone import AloneAccess, LazyFrames
-from sparkdl.allreduce.choose import TRANSPORT
 from sparkdl.data.store.build import StoreSource
 from sparkdl.data.store.partition import read_rows
 from sparkdl.nn.models.forecaster import Forecaster, absolute_error
 from sparkdl.series.frequency import Frequency
 from sparkdl.series.layout import PanelLayout
 from sparkdl.series.source import Cut, _plan, write_windows
+from sparkdl.session import TRANSPORT
 from sparkdl.train import MaxEpoch
 
 LAYOUT = PanelLayout(id="id", time="time", target="y", frequency=Frequency(), steps=6, horizon=2)

@@ -15,6 +15,7 @@ from support.models import Everything, mlp
 from torch import nn
 
 from sparkdl import Dataset, Trainer, session
+from sparkdl.exceptions import ConfigError, SparkdlWarning
 from sparkdl.train import Hook, MaxEpoch, MaxIteration, MinLoss, Run
 from sparkdl.train.history import BYTES, PHASES
 
@@ -136,6 +137,24 @@ def test_progress_bar_shows_epoch_loss_and_rate(data: Dataset, capfd: Any) -> No
     assert "digits epoch 2" in shown
     assert "loss=" in shown
     assert "records/s" in shown
+
+
+@pytest.mark.jvm
+def test_confs_of_its_own_count_while_the_session_runs_and_others_are_named(spark: Any) -> None:
+    with Dataset.from_numpy(X, Y, spark=spark) as data:
+        try:
+            spark.conf.set("spark.sparkdl.transprot", "fast")
+            with pytest.warns(
+                SparkdlWarning, match=r"transprot is no conf .*mean spark\.sparkdl\.transport\?"
+            ):
+                data.access.check()
+            data.access.check()  # a second warning would be an error
+            spark.conf.set("spark.sparkdl.transport", "fast")
+            with pytest.raises(ConfigError, match="transport=fast: expected one of"):
+                trainer().fit(data)
+        finally:
+            for name in ("transprot", "transport"):
+                spark.conf.unset(f"spark.sparkdl.{name}")
 
 
 @pytest.mark.jvm

@@ -80,6 +80,11 @@ class ConnectAccess(Access):
 
     # -- the session ----------------------------------------------------------------------------
 
+    def check(self) -> None:
+        """Warn once about confs that nothing reads."""
+        self.check_alive()
+        session.check_own(self.spark)
+
     def check_alive(self) -> None:
         """Check that the session can still run jobs."""
         if not self.is_alive():

@@ -21,7 +21,6 @@ import numpy as np
 
 from sparkdl.access.alone import AloneAccess, LazyFrames
 from sparkdl.access.base import Access, BytesRef, Frames, Published, described
-from sparkdl.allreduce.choose import TRANSPORT
 from sparkdl.data import ragged
 from sparkdl.data.collate import Collate
 from sparkdl.data.columns import ColumnPlan, TablePlan
@@ -33,6 +32,7 @@ from sparkdl.data.store import partition as store
 from sparkdl.data.store.build import Partitions, StoreSource
 from sparkdl.data.store.partition import StoreBatch, Token
 from sparkdl.data.streams import RowShare
+from sparkdl.session import TRANSPORT
 from sparkdl.train.checkpoint.lock import alone_in
 from sparkdl.train.passes.sweep import sweep
 from sparkdl.wire import frame
