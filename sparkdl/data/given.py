@@ -191,9 +191,8 @@ def check_features(chosen: Chosen, method: str) -> None:
         )
 
 
-def check_none_chosen(chosen: Chosen) -> None:
-    """Check that no columns are named, for there is no DataFrame."""
-    if chosen.given():
-        raise ConfigError(
-            f"{chosen.given()[0]}=...: a Dataset knows its columns; give them with a DataFrame only"
-        )
+def check_none_chosen(chosen: Chosen, others: Collection[str] = ()) -> None:
+    """Check that no columns are named, nor options of a Dataset, for there is no DataFrame."""
+    for name in (*chosen.given(), *others):
+        what = "knows its columns" if name in Chosen.__slots__ else "has its options"
+        raise ConfigError(f"{name}=...: a Dataset {what}; give them with a DataFrame only")

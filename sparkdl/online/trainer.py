@@ -19,6 +19,7 @@ from sparkdl import redaction
 from sparkdl.access import models_in
 from sparkdl.data.columns import ColumnLike, Columns
 from sparkdl.data.dataset import Dataset
+from sparkdl.data.given import Chosen, check_none_chosen
 from sparkdl.data.schema import check_dataframe, is_frame, is_pandas, plan_dataframe
 from sparkdl.exceptions import ConfigError, DataError
 from sparkdl.online.absent import explained
@@ -187,7 +188,8 @@ class OnlineTrainer:
         """Score, learn and commit one batch, as :meth:`start` does with each: for ``foreachBatch`` of yours.
 
         Args:
-            rows: the batch: a Dataset, or a DataFrame, with columns and options as of :meth:`start`.
+            rows: the batch: a Dataset, which has its columns and options; or a DataFrame, with those of
+                :meth:`start`.
             batch: its number; later batches have larger ones. One with a smaller number than the last is
                 passed over, with a warning.
             stream: whose number it is.
@@ -203,6 +205,7 @@ class OnlineTrainer:
             SparkdlError: as of :meth:`sparkdl.Trainer.fit`; the batch is to come again then.
         """
         if isinstance(rows, Dataset):
+            check_none_chosen(Chosen(features, label, weight), options)
             return self._learn(rows, nullcontext, batch, stream)
         if features is None:
             raise ConfigError("features=None: a DataFrame needs the names of its columns")

@@ -485,6 +485,15 @@ def test_mistakes(spark: Any, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="OnlineTrainer.start: found a"):
         online.start(X, features="x")  # type: ignore[arg-type]
 
+    with rows(0, "plain", spark) as data:
+        for name, what in (
+            ("features", "knows its columns"),
+            ("weight", "knows"),
+            ("transform", "has its options"),
+        ):
+            with pytest.raises(ConfigError, match=rf"^{name}=\.\.\.: a Dataset {what}"):
+                online.learn(data, 0, **{name: "x"})
+
     class Local(nn.Module):
         def __init__(self) -> None:
             super().__init__()
