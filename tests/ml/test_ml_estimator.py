@@ -469,6 +469,14 @@ def test_several_inputs_outputs_and_labels(spark):
     model = est.fit(df)
     assert model.outputNames() == ["p", "q"]
     assert [spec.key for spec in model.signature.outputs] == ["a", "b"]
+    rows = df.toPandas()
+    label = torch.tensor(rows.y).float(), torch.tensor(rows.k).long()
+    with torch.no_grad():
+        output = model.module(torch.tensor([*rows.features]).float(), torch.tensor(rows.n).float())
+        expected = both_heads(output, label).mean().item()
+    assert model.evaluate(df.withColumn("label", F.lit(9.0)), loss=both_heads)["loss"] == pytest.approx(
+        expected
+    )
 
 
 @pytest.mark.jvm

@@ -22,12 +22,11 @@ from sparkdl.ml.estimators import fitting, sparsity, tables
 from sparkdl.ml.estimators.fits_module import FitPlan, FitRows, building
 from sparkdl.ml.estimators.fits_torch import FitsTorch
 from sparkdl.ml.estimators.model import TorchClassificationModel, TorchModel, TorchRegressionModel, classes_of
-from sparkdl.ml.params import converters
 from sparkdl.ml.params.attributes import ATTRIBUTES
 from sparkdl.ml.params.columns import HasClassOutputs, HasOutputs, HasPrediction, value_of
-from sparkdl.ml.params.entries import ParamEntry, accessors, constructed_by
+from sparkdl.ml.params.entries import constructed_by, setter
 from sparkdl.ml.params.keywords import ClassifierKeywords, EstimatorKeywords, RegressorKeywords
-from sparkdl.ml.params.training import HasScaling
+from sparkdl.ml.params.training import HasLabelCols, HasScaling
 from sparkdl.ml.stages.outputs import check_thresholds
 from sparkdl.ml.stages.probabilities import check_logits
 from sparkdl.nn.batch import group
@@ -47,7 +46,7 @@ _OF_NUMBERS = (
 
 
 @constructed_by(EstimatorKeywords, ATTRIBUTES)
-class TorchEstimator(FitsTorch, HasOutputs, Estimator[TorchModel]):
+class TorchEstimator(FitsTorch, HasLabelCols, HasOutputs, Estimator[TorchModel]):
     """Fits any module to columns.
 
     ::
@@ -77,13 +76,7 @@ class TorchEstimator(FitsTorch, HasOutputs, Estimator[TorchModel]):
 
     _model_class = TorchModel
 
-    labelCols = ParamEntry(
-        "labelCols",
-        "columns for a loss with several labels, which gets them as a tuple; used instead of labelCol.",
-        converters.names("labelCols"),
-    )
-
-    getLabelCols, setLabelCols = accessors(labelCols)
+    setLabelCols = setter(HasLabelCols.labelCols)
 
     @keyword_only
     def __init__(self, **params: Unpack[EstimatorKeywords]) -> None:
@@ -241,6 +234,11 @@ class TorchClassifier(FitsTorch, HasClassOutputs, HasScaling, ProbabilisticClass
 
     def _build_default(self, rows: FitRows, classes: int) -> tuple[nn.Module, ModuleSource | None]:
         if rows.encoding is not None:
+            if not self.getStandardization():
+                raise ConfigError(
+                    "standardization=False: numbers of a table are standardised when they are encoded, and a "
+                    "classifier has nothing else to standardise; leave it out, or say encode='off'"
+                )
             return self._build(Tabular, **tables.of_default(rows.encoding, classes))
         module, source = _perceptron(self, rows, classes)
         if self.getStandardization() and isinstance(module, MLP):

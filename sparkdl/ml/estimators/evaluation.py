@@ -19,6 +19,8 @@ from sparkdl.exceptions import ConfigError
 from sparkdl.metrics import LOSS
 from sparkdl.ml.estimators import fitting, tables
 from sparkdl.ml.params.columns import value_of
+from sparkdl.ml.params.training import HasLabelCols
+from sparkdl.nn.batch import tensors_of
 from sparkdl.nn.losses import binary_cross_entropy, cross_entropy, squared_error
 from sparkdl.train.given import knows_loss
 from sparkdl.train.trainer import Trainer
@@ -38,16 +40,17 @@ def evaluate(model: Any, df: DataFrame, metrics: Any, loss: Loss | None) -> dict
             "model does not know the loss that it was fitted with"
         )
     weight = value_of(model, model.weightCol) or None
+    names = [column.name for column in (label if isinstance(label, list) else [label]) if column]
     if model.labels:
-        fitting.check_numbers(df, label.name, model.labels)
-        df, _ = fitting.index_strings(df, label.name, model.labels)
-    kept = [label.name, *([weight] if weight else [])]
+        fitting.check_numbers(df, names[0], model.labels)
+        df, _ = fitting.index_strings(df, names[0], model.labels)
+    kept = [*names, *([weight] if weight else [])]
     features: Columns = model.inputColumns()
     if model.encoding is not None:
         features = tables.inputs_of(model.encoding, model.module)
     if model.getHandleInvalid() != "error":
-        names = kept if model.encoding is not None else [*model.featuresNames(), *kept]
-        df = fitting.with_values(df, [name for name in names if name in df.columns])
+        read = kept if model.encoding is not None else [*model.featuresNames(), *kept]
+        df = fitting.with_values(df, [name for name in read if name in df.columns])
     trainer = Trainer(
         model.module,
         loss=chosen if measured else _nothing,
@@ -59,16 +62,19 @@ def evaluate(model: Any, df: DataFrame, metrics: Any, loss: Loss | None) -> dict
         df = tables.arrays(df, model.encoding, list(dict.fromkeys(kept)))
     with Dataset.from_dataframe(df, features=features, label=label, weight=weight) as data:
         if own is binary_cross_entropy:  # a float that is no class would be taken for a share
-            fitting.check_labels(df, label.name, 2)
+            fitting.check_labels(df, names[0], 2)
         found = trainer.evaluate(data, metrics)
     if not measured:
         del found[LOSS]
     return found
 
 
-def _label_and_loss(model: Any) -> tuple[Column, Loss | None]:
+def _label_and_loss(model: Any) -> tuple[Column | list[Column] | None, Loss | None]:
     """Return the label as a fit reads it, and the default loss."""
     name = model.getLabelCol()
+    if isinstance(model, HasLabelCols):
+        several = value_of(model, model.labelCols)
+        return [Column(each) for each in several] if several else Column(name) if name else None, None
     outputs = [spec for spec in model.signature.outputs if spec.shape is not None]
     if len(outputs) == 1 and isinstance(model, ProbabilisticClassificationModel):
         if prod(outputs[0].shape or ()) == 1:
@@ -81,4 +87,4 @@ def _label_and_loss(model: Any) -> tuple[Column, Loss | None]:
 
 def _nothing(output: Any, label: Any) -> Tensor:
     """Stand for a loss that is not known; one value per row."""
-    return torch.zeros(len(label))
+    return torch.zeros(len(tensors_of(output)[0]))

@@ -32,7 +32,7 @@ from sparkdl.ml.params.columns import (
     HasPrediction,
     value_of,
 )
-from sparkdl.ml.params.training import HasRun, HasTraining
+from sparkdl.ml.params.training import HasLabelCols, HasRun, HasTraining
 from sparkdl.ml.persistence.saving import TorchReadable, TorchWritable
 from sparkdl.ml.stages.outputs import decide, probability_of, raw_prediction_of
 from sparkdl.ml.stages.tabular_frame import inputs_of
@@ -310,7 +310,7 @@ class _TableModel(Fitted, HasTraining, HasInputs, HasErrorCol):
         return infer(self.module, group(list(rows.values()), named))
 
 
-class TorchModel(_TableModel, HasOutputs, Model):
+class TorchModel(_TableModel, HasLabelCols, HasOutputs, Model):
     """Applies any module to columns; what :class:`TorchEstimator` fits.
 
     Adds ``predictionCol``, or the ``outputCols`` of a module with several outputs: a double where the

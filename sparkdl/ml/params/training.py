@@ -201,6 +201,18 @@ class HasTrainingSetters(HasTraining, HasRunSetters):
     setParquetPath = setter(HasTraining.parquetPath)
 
 
+class HasLabelCols(HasEntries):
+    """Mixin for a loss with several labels."""
+
+    labelCols = ParamEntry(
+        "labelCols",
+        "columns for a loss with several labels, which gets them as a tuple; used instead of labelCol.",
+        converters.names("labelCols"),
+    )
+
+    getLabelCols = getter(labelCols)
+
+
 class HasScaling(HasTrainingSetters, HasStandardization):
     """Mixin for classifiers and regressors, which have a default module that scales what it gets."""
 
@@ -208,7 +220,8 @@ class HasScaling(HasTrainingSetters, HasStandardization):
     standardization = ParamEntry(
         "standardization",
         "whether the default module brings features (and, in a regression, labels) to mean 0 and deviation "
-        "1, features further than 5 deviations from the mean to 5; a module that was given does as it likes.",
+        "1, features further than 5 deviations from the mean to 5; a module that was given does as it likes. "
+        "Numbers of a table that is encoded are standardised in any case.",
         TypeConverters.toBoolean,
         True,
     )
