@@ -47,6 +47,9 @@ SPACE: Mapping[str, Any] = {
 SEARCH_SHARE = 0.6
 """Share of the time that the search may take; the rest is for fits of what it has found, and baselines."""
 
+_OF_MODULES = ("candidate", "architecture", "level")
+"""What a space can name besides the Params of trainings: which of the library's modules."""
+
 NAIVE, HOLT_WINTERS = "seasonal-naive", "holt-winters"
 
 
@@ -75,7 +78,8 @@ class AutoForecast(Estimator[Any]):
         space: by the name of a Param, such as ``"learningRate"``, ``"batchSize"`` or
             ``"module.width"``, what :class:`sparkdl.tune.Tuner` takes; ``"candidate"`` chooses among
             :data:`CANDIDATES`. Columns, lengths and scales cannot be searched: all trials read the same
-            windows.
+            windows. For an estimator with a module of its own it names other Params than those which choose
+            the module.
         metric: of the leaderboard: ``mae``, ``rmse``, ``smape``, ``mase``, or ``pinball`` with quantiles.
         windows: horizons of each series that the leaderboard forecasts.
         trials: most trials.
@@ -116,7 +120,13 @@ class AutoForecast(Estimator[Any]):
         self.space = dict(SPACE if space is None else space)
         self.windows, self.trials, self.holtWinters = windows, trials, holtWinters
         self.options = dict(options)
-        check_space(self.space, estimator, "candidate", "architecture", "level")
+        check_space(self.space, estimator, *_OF_MODULES)
+        other = next((name for name in _OF_MODULES if name in self.space), None)
+        if other is not None and estimator.module is not None:
+            raise ConfigError(
+                f"space: {other!r} chooses among the library's modules, and the estimator has its own, so "
+                "that trials cannot differ in it; give space= without it, or leave the module out"
+            )
         self._tuner(lambda _: None, 1.0)  # an option that cannot work is told now
 
     def copy(self, extra: Mapping[Param[Any], Any] | None = None) -> AutoForecast:
@@ -150,7 +160,7 @@ class AutoForecast(Estimator[Any]):
         begins = backtest.origins(self.windows, None, self.estimator.getHorizon())
         backtest.scored(self.estimator, [self.metric])  # one that is none is told now
         reach = max(self.estimator.getInputLength(), self.estimator.getSeasonality())
-        chosen = {NAIVE: with_candidate(self.estimator, {"architecture": "naive", "inputLength": reach})}
+        chosen = {NAIVE: naive(self.estimator, reach)}
         entries = [self._scored(dataset, begins, NAIVE, chosen[NAIVE])]
         if not math.isfinite(entries[0].value):  # nor has any other model a value
             raise DataError(
@@ -267,6 +277,14 @@ def with_candidate(estimator: TimeSeriesEstimator, params: Mapping[str, Any]) ->
     """Return a copy of an estimator with Params by name, and those of a candidate."""
     values = dict(params)
     return with_params(estimator, {**CANDIDATES.get(values.pop("candidate", ""), {}), **values})
+
+
+def naive(estimator: TimeSeriesEstimator, steps: int) -> TimeSeriesEstimator:
+    """Return a copy of an estimator that forecasts the value of a season ago, of so many steps."""
+    own = with_candidate(estimator, {"architecture": "naive", "inputLength": steps}).setModule(None)
+    for name in own.getHyper():
+        own.clear(own.hyper(name))
+    return own
 
 
 def on_all_rows(estimator: TimeSeriesEstimator) -> TimeSeriesEstimator:

@@ -22,6 +22,7 @@ from sparkdl.metrics import LOSS
 from sparkdl.ml.estimators.estimator import TorchClassifier, TorchRegressor
 from sparkdl.ml.estimators.fits_torch import FitsTorch
 from sparkdl.ml.estimators.fitting import check_rows
+from sparkdl.ml.params.columns import value_of
 from sparkdl.saved.digest import stable_digest
 from sparkdl.tune import ASHA, SearchResult, TorchTuner, loguniform, uniform
 
@@ -164,6 +165,12 @@ class AutoTabular(Estimator[Any]):
 
     def _tuner(self, name: str, candidate: Candidate, features: Sequence[str], rows: int) -> TorchTuner:
         estimator = candidate.estimator.copy()
+        for param in (estimator.weightCol, estimator.validationIndicatorCol):
+            if (own := value_of(estimator, param)) and own != self.weightCol:
+                raise ConfigError(
+                    f"candidates[{name!r}]: its estimator has {param.name}={own!r}, and AutoTabular gives "
+                    "all candidates the same rows: leave it out there, and say weightCol= or validation= here"
+                )
         estimator._set(labelCol=self.labelCol, featuresCols=list(features), seed=self.seed)
         estimator._set(validationFraction=self.validation)
         if self.weightCol is not None:

@@ -51,6 +51,11 @@ def check_space(space: Mapping[str, Any], estimator: Any, *more: str) -> None:
                 f"{name} is set: trials begin anew and are as long as the search says, unlike the fit at the "
                 "end; leave it out"
             )
+    if value_of(estimator, estimator.checkpointPath):
+        raise ConfigError(
+            "checkpointPath is set: neither trials nor the fit at the end write checkpoints of their own; "
+            "leave it out, and give the search a folder= to be resumed from"
+        )
     if estimator.schedule is not None and follows_scores(estimator.schedule):
         raise ConfigError(
             "schedule: ReduceLROnPlateau follows validations, and the fit at the end, to all rows, has none; "
@@ -269,11 +274,10 @@ class _ModelReader(MLReader["TorchTunerModel"]):
 
 
 def with_params(estimator: E, params: Mapping[str, Any]) -> E:
-    """Return a copy of an estimator with Params by name, which writes no checkpoints of its own."""
+    """Return a copy of an estimator with Params by name."""
     own = estimator.copy()
     for name, value in params.items():
         own._set(**{own.getParam(name).name: value})
-    own.clear(own.checkpointPath)
     return own
 
 

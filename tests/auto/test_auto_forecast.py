@@ -15,6 +15,7 @@ from sparkdl.exceptions import ConfigError, DataError
 from sparkdl.ml import TimeSeriesEstimator, TimeSeriesModel
 from sparkdl.ml.estimators.fits_module import FitsModule
 from sparkdl.ml.series import backtest
+from sparkdl.nn import Forecaster
 from sparkdl.series import holt_winters
 from sparkdl.train import MaxEpoch
 from sparkdl.tune.trial import Trial
@@ -78,6 +79,14 @@ def test_the_best_of_a_search_beside_baselines_is_fitted_to_all_rows(real: Any, 
             "space: TimeSeriesEstimator has no Param 'leaningRate'",
         ),
         (lambda: AutoForecast(estimator(), trials=0), "trials"),
+        (
+            lambda: AutoForecast(estimator(module=Forecaster)),
+            "space: 'candidate' chooses among the library's",
+        ),
+        (
+            lambda: AutoForecast(estimator(module=Forecaster), space={"level": ["last", "mean"]}),
+            "space: 'level' chooses among the library's modules, and the estimator has its own",
+        ),
         (
             lambda: AutoForecast(
                 estimator(quantiles=[0.1, 0.5, 0.9]), metric="pinball", holtWinters=True, trials=1
@@ -174,6 +183,13 @@ def test_a_naive_forecast_looks_back_a_whole_season(without_work: list[TimeSerie
     short = estimator(architecture="naive", inputLength=3, seasonality=7)
     with pytest.raises(ConfigError, match="inputLength=3 does not reach back .* of 7 steps"):
         short._arguments()
+
+
+def test_a_naive_forecast_is_none_of_the_estimators_module(without_work: list[TimeSeriesEstimator]) -> None:
+    own = estimator(module=Forecaster).setHyper(width=3)
+    AutoForecast(own, space={"learningRate": [1e-3, 1e-2]}, holtWinters=False)._fit(None)
+    assert (without_work[0].module, without_work[0].getHyper()) == (None, {})
+    assert (own.module, own.getHyper()) == (Forecaster, {"width": 3})
 
 
 def test_holt_winters_is_left_out_where_quantiles_are_compared(

@@ -104,6 +104,16 @@ def test_options_that_cannot_work_are_told_at_once() -> None:
             AutoTabular(labelCol="y", **options)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("name", ["weightCol", "validationIndicatorCol"])
+def test_columns_that_only_a_candidate_reads_are_refused(name: str) -> None:
+    """They were features, too; with an indicator the share for validation counted for nothing."""
+    own = {"own": Candidate(TorchClassifier(**{name: "w"}), {"learningRate": [1e-3]})}
+    with pytest.raises(ConfigError, match=rf"candidates\['own'\]: its estimator has {name}='w'"):
+        AutoTabular(labelCol="y", candidates=own)
+    weighted = {"own": Candidate(TorchClassifier(weightCol="w"), {"learningRate": [1e-3]})}
+    AutoTabular(labelCol="y", weightCol="w", candidates=weighted)
+
+
 def test_each_of_several_candidates_has_a_search_of_its_own(tmp_path: Path) -> None:
     own = Candidate(TorchClassifier(), {"learningRate": [1e-3, 1e-2]})
 

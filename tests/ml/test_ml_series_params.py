@@ -50,6 +50,14 @@ def test_lengths_follow_from_frequency_and_horizon() -> None:
     ]
 
 
+@pytest.mark.parametrize(("name", "value"), [("architecture", "tcn"), ("level", "last")])
+def test_params_of_the_librarys_modules_are_refused_beside_another(name: str, value: str) -> None:
+    TimeSeriesEstimator(**{name: value})._check()
+    TimeSeriesEstimator(module=Forecaster)._check()
+    with pytest.raises(ConfigError, match=f"^{name} is set, .* but module is given"):
+        TimeSeriesEstimator(module=Forecaster, **{name: value})._check()
+
+
 def test_values_that_cannot_work() -> None:
     for name, value in [
         ("frequency", "fortnight"),

@@ -7,6 +7,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import cache, partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,10 +18,11 @@ import torch
 from pyspark.ml import Pipeline, PipelineModel
 from pyspark.ml.evaluation import RegressionEvaluator
 from pyspark.ml.feature import StringIndexer
-from pyspark.ml.linalg import Vectors
+from pyspark.ml.linalg import Vectors, VectorUDT
 from pyspark.ml.tuning import ParamGridBuilder, TrainValidationSplit
 from pyspark.sql import GroupedData
 from pyspark.sql import functions as F
+from pyspark.sql import types as T
 from support.serving import centred
 from torch import nn
 from torchmetrics.classification import MulticlassAccuracy
@@ -453,6 +455,31 @@ def test_factories_are_told_what_they_ask_for() -> None:
     inputs: Any = tables.inputs_of(encoding, DLRM)
     assert list(inputs) == ["categories", "numbers"]
     assert isinstance(tables.inputs_of(encoding, None), list)
+
+
+def test_params_of_an_encoding_are_refused_where_there_is_none() -> None:
+    table: Any = SimpleNamespace(schema=T.StructType().add("n", T.DoubleType()).add("v", VectorUDT()))
+    for name, least in (("maxCategories", 2), ("minFrequency", 2)):
+        for chosen in (
+            {"featuresCol": "v"},
+            {"featuresCols": ["n"], "encode": "off"},
+            {"featuresCols": ["n"], "module": nn.Linear(1, 2)},
+        ):
+            est = TorchClassifier(**chosen, **{name: least})
+            with pytest.raises(ConfigError, match=f"^{name} is set, but no column is encoded"):
+                tables.encodes(est, table)
+            est.clear(est.getParam(name))
+            assert not tables.encodes(est, table)
+        assert tables.encodes(TorchClassifier(featuresCols=["n"], **{name: least}), table)
+
+
+def test_a_classifier_of_a_table_has_nothing_to_leave_unstandardised() -> None:
+    encoding = TableEncoding((Number("a", "number", 0, 1),), (), {}, 9)
+    rows: Any = SimpleNamespace(encoding=encoding)
+    with pytest.raises(ConfigError, match=r"^standardization=False: numbers of a table .* encode='off'"):
+        TorchClassifier(standardization=False)._build_default(rows, 2)
+    module, _ = TorchRegressor(standardization=False)._build_default(rows, ())
+    assert isinstance(module, Tabular)  # whose labels are those of the rows
 
 
 def test_an_estimator_without_a_module_of_its_own_says_so(table: Any) -> None:

@@ -131,6 +131,12 @@ def test_an_estimator_whose_fits_begin_or_end_elsewhere_is_refused(given: dict[s
         tune.TorchTuner(estimator=TorchClassifier(**given), space={"learningRate": [1e-3, 1e-2]})
 
 
+def test_an_estimator_that_writes_checkpoints_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"^checkpointPath is set: .* give the search a folder="):
+        tune.TorchTuner(estimator=TorchClassifier(checkpointPath="there"), space={"learningRate": [1e-3]})
+    tune.TorchTuner(estimator=TorchClassifier(checkpointPath=""), space={"learningRate": [1e-3]})
+
+
 def test_the_fit_at_the_end_looks_for_no_score(monkeypatch: Any) -> None:
     fitted: list[Any] = []
     monkeypatch.setattr(TorchClassifier, "fit", lambda self, _: fitted.append(self))

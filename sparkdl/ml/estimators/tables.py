@@ -29,7 +29,21 @@ _DROPOUT_OF_FEW = 0.3
 
 
 def encodes(estimator: Any, df: DataFrame) -> bool:
-    """Return whether an estimator encodes the columns of a DataFrame."""
+    """Return whether an estimator encodes the columns of a DataFrame.
+
+    Raises ConfigError if a Param is set that is about the encoding, and there is none.
+    """
+    found = _encodes(estimator, df)
+    for param in (estimator.maxCategories, estimator.minFrequency):
+        if not found and estimator.isSet(param):
+            raise ConfigError(
+                f"{param.name} is set, but no column is encoded: that takes featuresCols with columns of a "
+                "table, and no module, one that takes cardinalities, or encode='on'; leave it out"
+            )
+    return found
+
+
+def _encodes(estimator: Any, df: DataFrame) -> bool:
     choice = estimator.getEncode()
     if choice == "off":
         return False

@@ -118,8 +118,8 @@ class HasSeries(HasRun, HasPrediction, HasHandleInvalid):
     )
     level = ParamEntry(
         "level",
-        "what is subtracted from a window and added to its forecast: the last value, the mean, or none; "
-        "standard: the mean, and the window is divided by its deviation.",
+        "what is subtracted from a window and added to its forecast if no module is given: the last value, "
+        "the mean, or none; standard: the mean, and the window is divided by its deviation.",
         converters.one_of("level", *LEVELS),
         "standard",
     )

@@ -226,6 +226,12 @@ class TimeSeriesEstimator(HasSeriesTraining, FitsModule, Estimator[TimeSeriesMod
 
     def _check(self) -> None:
         super()._check()
+        for param in (self.architecture, self.level):
+            if self.module is not None and self.isSet(param):
+                raise ConfigError(
+                    f"{param.name} is set, which is about the library's modules, but module is given, too: "
+                    "leave one of them out"
+                )
         held, horizon = self.getValidationSteps(), self.getHorizon()
         if 0 < held < horizon:
             raise ConfigError(f"validationSteps={held}: expected 0, or at least horizon={horizon}")
