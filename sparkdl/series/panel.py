@@ -104,7 +104,7 @@ def _microseconds(df: DataFrame, name: str, column: Column) -> Column:
         return column.cast("long")
     if isinstance(kind, T.TimestampNTZType):
         return _clock(column)
-    return F.unix_micros(column.cast("timestamp"))
+    return F.unix_micros(column)
 
 
 def _clock(column: Column) -> Column:

@@ -341,6 +341,26 @@ def test_timestamps_are_steps_on_the_clock_of_the_session(real: Any, frequency: 
         real.conf.set("spark.sql.session.timeZone", zone)
 
 
+def test_the_word_timestamp_may_mean_one_without_a_zone(real: Any) -> None:
+    """Of an hour that the clock repeats, both are steps, whatever the type that the word names in SQL."""
+    names = {"spark.sql.session.timeZone": "Europe/Berlin", "spark.sql.timestampType": "TIMESTAMP_NTZ"}
+    before = {name: real.conf.get(name) for name in names}
+    times = pd.date_range("2024-10-26 12:00", periods=24, freq="h", tz="UTC")
+    seconds = [int(time.timestamp()) for time in times]
+    df = real.createDataFrame([(s, float(n)) for n, s in enumerate(seconds[:-3])], "s long, value double")
+    df = df.selectExpr("'a' as id", "timestamp_seconds(s) as time", "value")
+    params = {"architecture": "naive", "seasonality": 1, "scaler": "none"}
+    model = estimator(frequency="h", **params).fit(df)
+    try:
+        for name, value in names.items():
+            real.conf.set(name, value)
+        found = model.transform(df).selectExpr("unix_seconds(time) as time", "forecast").collect()
+    finally:
+        for name, value in before.items():
+            real.conf.set(name, value)
+    assert [tuple(row) for row in found] == [(s, 20.0) for s in seconds[-3:]]
+
+
 def test_constants_and_tiny_series_beside_others(real: Any) -> None:
     """A constant is forecast as the constant, and a tiny wave as that wave of ordinary size."""
     steps = np.arange(40)
