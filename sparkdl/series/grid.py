@@ -200,14 +200,19 @@ def _static(values: Array, id: Any, layout: PanelLayout) -> Array:
     return found
 
 
-def scaled(series: Series, scaling: str, until: int | None = None) -> tuple[dict[str, Array], float, float]:
+def scaled(
+    series: Series, layout: PanelLayout, until: int | None = None
+) -> tuple[dict[str, Array], float, float]:
     """Return target and covariates on the common scale, and centre and size of the target.
 
     A size of 0 is that of a constant, whose scaled values are 0 as long as it is one. The steps before
-    ``until`` decide on the scale, all of the target by default; static values stay as they are.
+    ``until`` decide on the scale, all of the target by default; static values stay as they are. Filled steps
+    have no say, but for zeros between values that are all equal, such as sales of one piece each.
     """
-    until = len(series) if until is None else until
+    until, scaling = len(series) if until is None else until, layout.scaling
     centre, size = scale_of(np.where(series.observed, series.target, np.nan)[:until], scaling)
+    if size == 0 and layout.missing == "zero":
+        centre, size = scale_of(series.target[:until], scaling)
     found = {"target": (series.target - centre) / divisor_of(centre, size)}
     for name, values in (("past", series.past), ("known", series.known)):
         if values.shape[1]:

@@ -178,7 +178,7 @@ def _stored(series: Series, layout: PanelLayout, cut: Cut) -> tuple[dict[str, Ar
     length = decides + (cut.held if cut.validation else 0)
     series.until(decides, layout)  # each column has a value by then
     series = series.until(length, layout)
-    found, _, _ = scaled(series, layout.scaling, decides)
+    found, _, _ = scaled(series, layout, decides)
     starts = cut.starts(length, layout)
     front = max(0, -int(starts[0]))  # steps before the first one
     skipped = max(0, int(starts[0]))  # that no window needs

@@ -264,15 +264,25 @@ def test_scales_are_relative(scale: float, scaling: str) -> None:
 def test_a_constant_is_forecast_as_the_constant_whatever_a_module_says(value: float) -> None:
     """And a step after it, which validates, is on its own scale."""
     found = on_grid("a", rows(np.arange(9), [*[value] * 7, 2 * value, value]), layout())
-    values, centre, size = scaled(found, "standard", until=7)
+    values, centre, size = scaled(found, layout(), until=7)
     assert centre == value
     assert size == 0
     assert values["target"].tolist() == [0] * 7 + [np.sign(value), 0]
-    assert scaled(found, "mean", until=7)[2] == pytest.approx(abs(value), rel=1e-15)
+    assert scaled(found, layout(scaling="mean"), until=7)[2] == pytest.approx(abs(value), rel=1e-15)
+
+
+def test_zeros_between_equal_values_are_no_constant() -> None:
+    """Of sales of one piece each, the days without one are in no row."""
+    found = on_grid("a", rows([0, 2, 3, 7], [1, 1, 1, 1]), layout(missing="zero"))
+    values, centre, size = scaled(found, layout(missing="zero"), until=6)
+    assert (centre, size) == (0.5, 0.5)
+    assert values["target"].tolist() == [1, -1, 1, 1, -1, -1, -1, 1]
+    line = on_grid("a", rows([0, 1, 5], [1, 1, 5]), layout())  # what fills up leads to a later value
+    assert scaled(line, layout(), until=3)[1:] == (1, 0)
 
 
 def test_the_scale_depends_on_observed_steps_up_to_the_cut_alone() -> None:
     found = on_grid("a", rows([0, 1, 3, 4, 5], [1, 3, 5, 100, 100]), layout())
-    values, centre, size = scaled(found, "standard", until=4)
+    values, centre, size = scaled(found, layout(), until=4)
     assert (centre, size) == (3, pytest.approx(np.std([1, 3, 5])))
     np.testing.assert_allclose(values["target"] * size + centre, found.target)

@@ -171,7 +171,7 @@ def _put_times(
 
 def _window(series: Series, layout: PanelLayout, values: Array | None) -> Window:
     """Return what the module gets of the last steps of a series; a short one is continued at its front."""
-    found, centre, size = scaled(series, layout.scaling)
+    found, centre, size = scaled(series, layout)
     end = len(series)
     start = end - layout.steps
     inputs = {}
