@@ -31,7 +31,8 @@ class Service:
             in each line, or a callable that returns them, read again every ``refresh`` seconds in the tasks.
         inputs: column by the name that the served model has for it; by default it gets the student's inputs.
             With a Dataset, names of entries of its label.
-        output: which column of the answer to learn.
+        output: which column of the answer to learn; of a model with a single logit ``"probability"``, see
+            :class:`SoftLabels`.
         weight: its weight among several teachers.
         outputs: ``"probabilities"`` if the column holds these, and not logits.
         policy: what a student does while no server answers: ``"wait"``, for ``patience`` seconds; ``"skip"``,

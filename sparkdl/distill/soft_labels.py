@@ -1,9 +1,9 @@
 """Teachers' outputs as columns of the partition store: computed once, in the tasks that write it.
 
-A logit takes two bytes (bfloat16), as the bits of an int16; an amount, whose differences may be small beside
-itself, four. With ``top_k`` a row keeps its largest logits,
-their classes, and one more logit, which each of the other classes has: at the loss's temperature their
-probabilities add up to what they were.
+A logit takes two bytes (bfloat16), as the bits of an int16, less the row's largest one if that is far from
+0; an amount, whose differences may be small beside itself, four. With ``top_k`` a row keeps its largest
+logits, their classes, and one more logit, which each of the other classes has: at the loss's temperature
+their probabilities add up to what they were.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ from sparkdl.wire import frame
 from sparkdl.wire.frame import Array, Parts
 
 _LARGEST_SHORT = 1 << 15
+_FAR = 16.0  # a logit beyond which bfloat16 has steps of 0.125 and more, which show in a softmax
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +76,11 @@ class LogitEncoding:
                 )
             logits = logits.new_full((len(logits), *self.shape), math.nan)  # nobody has answered
         plans = list(self.plans.values())
+        if self.exact:
+            return {plans[0].key: logits.contiguous().numpy()}
+        logits = _near_zero(logits)
         if self.top_k is None:
-            return {plans[0].key: logits.contiguous().numpy() if self.exact else _bits(logits)}
+            return {plans[0].key: _bits(logits)}
         # NaN, where nobody has answered, counts as the largest, and stays NaN.
         values, classes = logits.topk(self.top_k, dim=-1)
         others = logits.scatter(-1, classes, -math.inf) / self.temperature
@@ -93,6 +97,13 @@ class LogitEncoding:
             return values
         logits = values[:, -1:].expand(len(values), self.shape[-1])
         return logits.scatter(-1, label[f"{self.name}_classes"].long(), values[:, :-1])
+
+
+def _near_zero(logits: Tensor) -> Tensor:
+    """Return logits less their largest where that is far from 0: of the same softmax, and rounded less."""
+    largest = logits.amax(-1, keepdim=True)
+    far = largest.isfinite() & (largest.abs() > _FAR)
+    return torch.where(far, logits - largest, logits)
 
 
 def _bits(values: Tensor) -> Array:

@@ -154,6 +154,9 @@ class Teacher:
 class SoftLabels:
     """A column that holds a teacher's outputs, such as ``rawPrediction`` of a fitted model's ``transform``.
 
+    Of a classifier with a single logit z, as Spark's own binary ones are, this is -z and z, whose softmax is
+    the sigmoid of 2 z: take ``probability``.
+
     Args:
         column: the column; with a Dataset, an entry of its label. A row of NaN has no answer.
         weight: its weight among several teachers.
