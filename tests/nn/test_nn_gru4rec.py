@@ -142,6 +142,13 @@ def test_a_session_without_anything_after_it_is_an_error():
         session_step(GRU4Rec(5), batch)
 
 
+def test_a_session_of_fewer_items_than_its_length_is_an_error():
+    """The first item would be learned as the one after the last."""
+    batch = Batch({"session": torch.tensor([[3, 1], [2, 0]]), "length": torch.tensor([2, 3])}, None, None, 2)
+    with pytest.raises(ModelError, match="length is 3, and a session has 2 items"):
+        session_step(GRU4Rec(5), batch)
+
+
 def test_step_says_what_it_needs():
     with pytest.raises(ModelError, match=r"features=\{'session'"):
         session_step(GRU4Rec(5), Batch((SESSION, LENGTH), None, None, 2))

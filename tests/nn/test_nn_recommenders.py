@@ -136,6 +136,13 @@ def test_attention_sees_nothing_of_the_filling() -> None:
         model(item, torch.zeros(2, 3, dtype=torch.int64), length, torch.zeros(2, 1, dtype=torch.int64))
 
 
+def test_a_tower_takes_the_mean_of_the_items_that_are_there() -> None:
+    """A history that was cut off has fewer than there were."""
+    model = TwoTower((), (SIZE,), 4, (8,), 3, history=True).eval()
+    history, length = torch.tensor([[3, 4, 5]]), torch.tensor([3])
+    assert torch.equal(model.user_tower(None, history, length), model.user_tower(None, history, 10 * length))
+
+
 def test_in_batch_softmax_is_the_definition() -> None:
     torch.manual_seed(0)
     users, items = torch.randn(5, 3), torch.randn(5, 3)

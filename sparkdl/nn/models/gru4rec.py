@@ -133,7 +133,8 @@ def session_step(module: GRU4Rec, batch: Batch, loss: str = "top1") -> dict[str,
 
     Raises:
         ConfigError: if there is no such loss.
-        ModelError: if the inputs are no dict, or a row has nothing to predict.
+        ModelError: if the inputs are no dict, or a row has nothing to predict, or fewer items than ``length``
+            says.
     """
     check_choice("session_step", "loss", loss, (*_SAMPLED, _CROSS_ENTROPY))
     if not isinstance(batch.inputs, dict) or set(batch.inputs) != {"session", "length"}:
@@ -141,6 +142,12 @@ def session_step(module: GRU4Rec, batch: Batch, loss: str = "top1") -> dict[str,
             "session_step needs features={'session': ..., 'length': ...} in the Dataset", code="model-input"
         )
     session, length = batch.inputs["session"], batch.inputs["length"]
+    if (length > session.shape[1]).any():  # the first item would come after the last one
+        raise ModelError(
+            f"length is {int(length.max())}, and a session has {session.shape[1]} items: expected the number "
+            "of those that are there, as least(length, size(session)) gives it",
+            code="model-input",
+        )
     target, real = next_items(session, length, batch.label)
     if not real.any(1).all():
         raise ModelError(

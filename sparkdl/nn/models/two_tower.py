@@ -40,7 +40,7 @@ class Tower(nn.Module):
             real = is_real(history, length)
             rows = self.past(history[real])
             sums = rows.new_zeros(len(history), rows.shape[1]).index_add(0, real.nonzero()[:, 0], rows)
-            parts.append(sums / length.clamp(min=1).unsqueeze(1))
+            parts.append(sums / real.sum(1, keepdim=True).clamp(min=1))
         return F.normalize(self.head(self.hidden(torch.cat(parts, 1))), dim=1)
 
 
