@@ -65,6 +65,10 @@ class Int8Linear(_Rounded):
 
     def forward(self, x: Tensor) -> Tensor:
         """Apply the layer."""
+        if x.is_nested:  # nn.TransformerEncoder leaves out what its mask hides
+            parts = x.unbind()
+            found = self(torch.cat(parts)).split([len(part) for part in parts])
+            return torch.nested.as_nested_tensor(list(found))
         rows = x.reshape(-1, self.in_features).float()
         scale = rows.abs().amax(1, keepdim=True).clamp_min(_TINY) / _LARGEST
         rounded = (rows / scale).round().to(torch.int8)

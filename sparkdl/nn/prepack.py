@@ -18,9 +18,9 @@ def prepack(module: nn.Module, *, copies: bool = True) -> nn.Module:
 
     Only layers that are exactly ``nn.Linear`` and have float32 weights on the CPU change, but not those whose
     weight a hook computes, as ``spectral_norm`` does, or whose forward method is another. They compute as
-    before under autocast, with gradients, and for inputs of another type. With ``copies``, layers have a
-    second copy of their weights, in oneDNN's order: it makes up to 60 % of a difference where they multiply
-    with few rows, 5 % from 256 rows on.
+    before under autocast, with gradients, and for inputs of another type, or nested ones. With ``copies``,
+    layers have a second copy of their weights, in oneDNN's order: it makes up to 60 % of a difference where
+    they multiply with few rows, 5 % from 256 rows on.
     """
     available = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
     if available and hasattr(torch.ops.mkldnn, "_linear_pointwise"):
@@ -53,6 +53,7 @@ class _PackedForward:
     def __call__(self, input: Tensor) -> Tensor:
         if (
             input.dtype is not torch.float32
+            or input.is_nested  # nn.TransformerEncoder makes such of rows with a mask
             or input.dim() < 2
             or input.shape[-1] != self.weight.shape[1]
             or torch.is_grad_enabled()

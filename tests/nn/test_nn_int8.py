@@ -49,6 +49,20 @@ def test_a_layer_whose_sums_could_overflow_stays_as_it_is() -> None:
     assert isinstance(quantize(nn.Conv2d(7369, 1, 3)), nn.Conv2d)
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_a_transformer_passes_over_what_its_mask_hides() -> None:
+    """It gives its layers nested tensors then."""
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    module = nn.TransformerEncoder(layer, 2).eval()
+    x, hidden = torch.randn(3, 5, 8), torch.arange(5) >= torch.tensor([[5], [2], [4]])
+    with torch.inference_mode():
+        expected = module(x, src_key_padding_mask=hidden)
+        found = quantize(module)(x, src_key_padding_mask=hidden)
+    torch.testing.assert_close(found, expected, atol=0.05, rtol=0)
+    assert torch.equal(found == 0, expected == 0)
+
+
 def test_dtype_of_the_input_is_kept() -> None:
     linear = nn.Linear(4, 3).bfloat16()
     assert Int8Linear(linear)(torch.ones(2, 4, dtype=torch.bfloat16)).dtype is torch.bfloat16

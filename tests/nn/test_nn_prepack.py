@@ -45,6 +45,15 @@ def test_the_same_bits_where_it_does_not_apply() -> None:
         assert linear(x).dtype is torch.bfloat16
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_nested_rows_are_taken_as_before() -> None:
+    linear, parts = nn.Linear(6, 4), [torch.randn(3, 6), torch.randn(1, 6)]
+    with torch.inference_mode():
+        expected = [linear(part) for part in parts]
+        found = prepack(linear)(torch.nested.as_nested_tensor(parts)).unbind()
+    torch.testing.assert_close(list(found), expected)
+
+
 def test_wrong_inputs_fail_as_before() -> None:
     linear = prepack(nn.Linear(4, 3))
     with torch.inference_mode():
