@@ -138,9 +138,10 @@ def _check_columns(df: DataFrame, inference: Inference) -> None:
         for struct in (each for each in types if isinstance(each, T.StructType)):
             names = [name if exact else name.lower() for name in struct.names]
             if len(set(names)) < len(names):
+                sensitive = "" if exact else "; spark.sql.caseSensitive=false"
                 raise DataError(
-                    f"column {field.name!r} has a struct with two fields of one name ({', '.join(struct.names)}"
-                    f"{'' if exact else '; spark.sql.caseSensitive=false'}), which files cannot have; rename one",
+                    f"column {field.name!r} has a struct with two fields of one name "
+                    f"({', '.join(struct.names)}{sensitive}), which files cannot have; rename one",
                     code="data-column",
                 )
         for name in _UNWRITABLE:
