@@ -93,8 +93,12 @@ def take_steps(
 
 def _mean(losses: list[BatchLoss]) -> BatchLoss:
     weight = sum(result.weight for result in losses)
-    divisor = sum(result.divisor for result in losses)
-    loss = sum(result.loss * result.divisor for result in losses) / divisor if divisor else 0.0
+    divisors = [result.divisor for result in losses]
+    if any(divisor < 0 for divisor in divisors):  # of class weights below 0, which may cancel over the steps
+        divisors = [result.weight if result.divisor else 0.0 for result in losses]
+    whole = sum(divisors)
+    pairs = zip(losses, divisors, strict=True)
+    loss = sum(result.loss * divisor for result, divisor in pairs) / whole if whole else 0.0
     sums: defaultdict[str, float] = defaultdict(float)
     having: defaultdict[str, float] = defaultdict(float)
     for result in losses:
@@ -105,4 +109,4 @@ def _mean(losses: list[BatchLoss]) -> BatchLoss:
     extras = {name: sums[name] / having[name] for name in sums if having[name]}
     shares = {name: having[name] for name in extras if having[name] != weight}
     rows = sum(result.rows for result in losses)
-    return BatchLoss(loss, weight, rows, extras, divisor=divisor, shares=shares)
+    return BatchLoss(loss, weight, rows, extras, divisor=whole, shares=shares)

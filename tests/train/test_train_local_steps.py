@@ -16,7 +16,7 @@ from support.models import mlp
 from support.reference import Partition, assert_bit_equal, relative_error
 from torch import nn
 
-from sparkdl import Trainer
+from sparkdl import Dataset, Trainer
 from sparkdl.data import sampler
 from sparkdl.exceptions import ConfigError, NonFiniteError
 from sparkdl.optim import ClipByNorm, ParamGroup
@@ -88,6 +88,36 @@ def fit(spark: Any, parts: list[Partition] = PARTS, *, resume: Any = False, **op
             progress=False,
             **{"end_when": MaxIteration(7), **options},
         ).fit(data, resume=resume)
+
+
+def test_class_weights_that_cancel_over_the_steps_have_a_loss(spark: Any) -> None:
+    """Each step divides by weights of its own; their sum over all steps was 0, and the loss NaN."""
+    x = torch.randn(4, 3, generator=torch.Generator().manual_seed(0))
+    y, weight = torch.tensor([0, 0, 1, 1]), torch.tensor([1.0, -1.0])
+    torch.manual_seed(0)
+    start = nn.Linear(3, 2)
+    trainer = Trainer(
+        start,
+        loss=nn.CrossEntropyLoss(weight=weight),
+        optimizer=partial(torch.optim.SGD, lr=0.1),
+        batch_size=2,
+        local_steps=2,
+        shuffle=False,
+        end_when=MaxIteration(1),
+        progress=False,
+    )
+    plain, losses = copy.deepcopy(start), []
+    own = torch.optim.SGD(plain.parameters(), lr=0.1)
+    for rows in (slice(0, 2), slice(2, 4)):
+        own.zero_grad()
+        loss = nn.functional.cross_entropy(plain(x[rows]), y[rows], weight)
+        loss.backward()
+        own.step()
+        losses.append(loss.item())
+    with Dataset.from_numpy(x.numpy(), y.numpy(), spark=spark, num_partitions=1) as data:
+        found = trainer.fit(data)
+    assert found.history.column("loss") == [pytest.approx(sum(losses) / 2)]
+    torch.testing.assert_close(found.module.weight, plain.weight)
 
 
 @pytest.mark.parametrize("exchange", ["driver", "replicated"])
