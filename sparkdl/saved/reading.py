@@ -6,17 +6,17 @@ import copy
 import hashlib
 import os
 import posixpath
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow.parquet as pq
 from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
 from torch import nn
 
-from sparkdl.exceptions import ConfigError
+from sparkdl.exceptions import ConfigError, SparkdlError
 from sparkdl.saved import content as saved
 from sparkdl.saved.change_file import read_about
 from sparkdl.saved.changes import apply_changes, apply_known
@@ -35,6 +35,10 @@ from sparkdl.saved.metadata import (
 )
 from sparkdl.saved.published import LONGEST, POINTER, ChangesFile, Current
 from sparkdl.saved.trust import Entry, Trust
+
+T = TypeVar("T")
+
+_ATTEMPTS = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +64,13 @@ def read_model(
     path: str, *, pickle: bool = False, trust: Entry | Iterable[Entry] = ()
 ) -> tuple[Content, dict[str, Any], SavedVersion]:
     """Read a saved model without Spark; arguments and errors as of :meth:`sparkdl.serve.Predictor.load`."""
-    folder = _Folder(str(path))
+    trusted = Trust.of(trust, everything=pickle)
+    return _of_current(str(path), lambda folder: _read(folder, path, pickle, trusted))
+
+
+def _read(
+    folder: _Folder, path: str, pickle: bool, trust: Trust
+) -> tuple[Content, dict[str, Any], SavedVersion]:
     metadata = folder.metadata()
     stages = _stages(metadata)
     if stages:
@@ -77,7 +87,7 @@ def read_model(
         )
     saved.check_pickle(info, str(path), pickle, "Predictor.load(path, pickle=True)")
     pieces = folder.pieces(WEIGHTS), folder.pieces(CODE)
-    found = saved.build(info, str(path), *pieces, Trust.of(trust, everything=pickle))
+    found = saved.build(info, str(path), *pieces, trust)
     assert found.module is not None
     version = folder.version(metadata)
     folder.change(found.module, version.changes)
@@ -89,10 +99,13 @@ def read_version(path: str) -> SavedVersion:
 
     Raises ConfigError if there is no complete model that this version can read.
     """
-    folder = _Folder(str(path))
-    metadata = folder.metadata()
-    check(metadata, str(path))
-    return folder.version(metadata)
+
+    def read(folder: _Folder) -> SavedVersion:
+        metadata = folder.metadata()
+        check(metadata, str(path))
+        return folder.version(metadata)
+
+    return _of_current(str(path), read)
 
 
 def changed_copy(path: str, module: nn.Module, before: SavedVersion) -> tuple[nn.Module, SavedVersion] | None:
@@ -101,16 +114,46 @@ def changed_copy(path: str, module: nn.Module, before: SavedVersion) -> tuple[nn
     It is ``None`` if changes alone do not lead there, or nothing has changed. Raises ConfigError if what is
     there now cannot be read, ModelError if the changes do not fit.
     """
-    folder = _Folder(str(path))
-    metadata = folder.metadata()
-    check(metadata, str(path))
-    now = folder.version(metadata)
-    changes = now.after(before)
-    if not changes:
+
+    def read(folder: _Folder) -> tuple[nn.Module, SavedVersion] | None:
+        metadata = folder.metadata()
+        check(metadata, str(path))
+        now = folder.version(metadata)
+        changes = now.after(before)
+        if not changes:
+            return None
+        made = copy.deepcopy(module)
+        folder.change(made, changes)
+        return made, now
+
+    return _of_current(str(path), read)
+
+
+def _of_current(path: str, read: Callable[[_Folder], T]) -> T:
+    """Read a folder; again, a few times at most, where its version was replaced meanwhile.
+
+    A publisher deletes old versions, perhaps the one that is being read.
+    """
+    for _ in range(_ATTEMPTS - 1):
+        before = _pointer(path)
+        try:
+            return read(_Folder(path))
+        except SparkdlError:
+            if _pointer(path) == before:
+                raise
+    return read(_Folder(path))
+
+
+def _pointer(path: str) -> bytes | None:
+    """Return what says which version is the current one; ``None`` if nothing does."""
+    try:
+        fs, root = url_to_fs(path)
+        pointer = posixpath.join(root.rstrip("/"), POINTER)
+        if isinstance(fs, LocalFileSystem) and not os.path.isfile(pointer):  # a pipe may never end
+            return None
+        return bytes(fs.cat_file(pointer, end=LONGEST))
+    except Exception:
         return None
-    made = copy.deepcopy(module)
-    folder.change(made, changes)
-    return made, now
 
 
 def _stages(metadata: Mapping[str, Any]) -> list[str]:

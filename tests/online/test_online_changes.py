@@ -21,6 +21,7 @@ from sparkdl import Dataset
 from sparkdl.exceptions import ConfigError
 from sparkdl.ml import TorchModel
 from sparkdl.online import OnlineTrainer, Publisher
+from sparkdl.saved import reading
 from sparkdl.saved.published import Chains, ChangesFile, Current
 from sparkdl.serve import Predictor
 
@@ -263,6 +264,41 @@ def test_files_that_a_link_leads_to_are_not_deleted(spark: Any, tmp_path: Path) 
 def test_nobody_waits_for_a_pipe(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "current.json")
     with pytest.raises(ConfigError, match="current.json is not a regular file"):
+        Predictor.load(str(tmp_path))
+
+
+@pytest.mark.parametrize(("times", "again"), [(1, False), (2, False), (3, True), (100, False)])
+def test_a_version_that_was_deleted_while_it_was_read_is_passed_over(
+    times: int, again: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    modules = [torch.nn.Linear(2, 1) for _ in range(8)]
+    make = partial(TorchModel.from_module, example=np.zeros((1, 2), np.float32), featuresCol="x")
+    published = Publisher(tmp_path, make, seconds=None, keep=1, full_every=1)
+    published.publish(modules[0], 0)
+    predictor = Predictor.load(str(tmp_path))
+    done, read = [0], reading._Folder.metadata
+
+    def overtaken(folder: Any) -> Any:
+        if done[0] < times:
+            done[0] += 1
+            published.publish(modules[done[0]], done[0])
+        return read(folder)
+
+    monkeypatch.setattr(reading._Folder, "metadata", overtaken)
+    if times == 100:  # for ever: it is not tried for ever
+        with pytest.raises(ConfigError, match="nothing complete was saved"):
+            Predictor.load(str(tmp_path))
+        assert done == [reading._ATTEMPTS]
+        return
+    rows = np.ones((3, 2), np.float32)
+    expected = modules[times](torch.from_numpy(rows)).detach().numpy()
+    if again:
+        assert predictor.refresh()
+    else:
+        predictor = Predictor.load(str(tmp_path))
+    assert predictor.predict(rows).tobytes() == expected.tobytes()
+    (tmp_path / f"version-{times:08d}" / "metadata" / "part-00000").unlink()
+    with pytest.raises(ConfigError, match="nothing complete was saved"):
         Predictor.load(str(tmp_path))
 
 
