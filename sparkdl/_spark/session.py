@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -25,9 +26,47 @@ def is_connect(spark_or_df: Any) -> bool:
     return type(spark_or_df).__module__.startswith("pyspark.sql.connect")
 
 
+_VARYING = re.compile(
+    r"\b(rand|randn|randstr|uniform|uuid|shuffle|monotonically_increasing_id|spark_partition_id|input_file_\w+"
+    r"|first|first_value|last|last_value|any_value|collect_\w+|listagg|string_agg|reflect|java_method)\(",
+    re.IGNORECASE,
+)
+"""Functions of Spark that it takes for such as may give another value each time."""
+
+_SHOWN, _ALL = "spark.sql.debug.maxToStringFields", 100_000
+"""How many columns of a plan its text has."""
+
+
 def is_deterministic(df: Any) -> bool:
-    """Return whether a query has no expression that may give another value each time; Connect cannot tell."""
-    return not is_classic(df) or bool(df._jdf.queryExecution().analyzed().deterministic())
+    """Return whether a query has no expression that may give another value each time.
+
+    Spark Connect has no answer but the text of the plan. False also where that is cut short.
+    """
+    if is_classic(df):
+        return bool(df._jdf.queryExecution().analyzed().deterministic())
+    conf = df.sparkSession.conf
+    own = conf.get(_SHOWN, None)
+    conf.set(_SHOWN, str(_ALL))
+    try:
+        plan = df._explain_string(extended=True)
+    finally:
+        conf.unset(_SHOWN) if own is None else conf.set(_SHOWN, own)
+    if _VARYING.search(plan) or " more fields" in plan:
+        return False
+    return not _has_varying_udf(df._plan.to_proto(df.sparkSession.client))
+
+
+def _has_varying_udf(message: Any) -> bool:
+    """Return whether a message of Spark Connect has a Python function that says so of itself."""
+    if "deterministic" in message.DESCRIPTOR.fields_by_name and not message.deterministic:
+        return True
+    for field, value in message.ListFields():
+        if field.message_type is None:
+            continue
+        parts = value.values() if hasattr(value, "values") else value if hasattr(value, "append") else [value]
+        if any(_has_varying_udf(part) for part in parts if hasattr(part, "ListFields")):
+            return True
+    return False
 
 
 def is_alive(sc: Any) -> bool:

@@ -21,6 +21,7 @@ from support.reference import threads
 from torch import nn
 
 from sparkdl import Dataset, Trainer
+from sparkdl._spark.session import is_deterministic
 from sparkdl.access import access_to, models_in
 from sparkdl.access.connect.rows import ConnectFrames
 from sparkdl.exceptions import ConfigError, TaskError
@@ -370,3 +371,51 @@ def test_a_dataset_of_torch(session: Session, tmp_path: Path, monkeypatch: pytes
 def test_what_is_no_rdd_is_refused(session: Session) -> None:
     with pytest.raises(ConfigError, match="got a Frame.*from_dataframe.*Spark Connect has no RDDs"):
         Dataset.from_rdd(session.createDataFrame(pa.table({})))
+
+
+@pytest.mark.parametrize(
+    ("text", "repeats"),
+    [
+        ("Project [id#1L, (id#1L + cast(1 as bigint)) AS c#2L]\n+- Range (0, 10, step=1)", True),
+        ("Project [id#1L, rand#5, brand(id#1L) AS c#2L]", True),  # a column of this name, another function
+        ("+- View (`v`, [x#13])\n   +- Project [rand(6922426240544536900) AS x#11]", False),
+        ("Project [id#1L, uuid(Some(2570744977943612521)) AS u#5]", False),
+        ("Aggregate [k#1L], [k#1L, collect_list(id#2L, 0, 0) AS c#3]", False),
+        ("Project [a#1, ... 17 more fields]", False),
+    ],
+)
+def test_the_text_of_a_plan_tells_what_may_change(text: str, repeats: bool) -> None:
+    """Spark Connect has no other answer: rows of rand() were in both parts of a validation, or in none."""
+    found = _query(text, ())
+    assert is_deterministic(found) is repeats
+    assert found.sparkSession.conf.values == {}
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_a_python_function_tells_of_itself(deterministic: bool) -> None:
+    proto = pytest.importorskip("pyspark.sql.connect.proto")
+    function = proto.CommonInlineUserDefinedFunction(function_name="f", deterministic=deterministic)
+    call = proto.Expression(common_inline_user_defined_function=function)
+    rows = proto.Relation(project=proto.Project(input=proto.Relation(), expressions=[call]))
+    assert is_deterministic(_query("Project [f(id#1L)#2L AS f(id)#3L]", rows)) is deterministic
+
+
+def _query(text: str, plan: Any) -> Any:
+    """Return a DataFrame of Spark Connect as far as it is asked."""
+    values: dict[str, str] = {}
+    conf = SimpleNamespace(values=values, get=values.get, set=values.__setitem__, unset=values.pop)
+
+    def explain(*, extended: bool) -> str:
+        assert extended
+        assert int(values["spark.sql.debug.maxToStringFields"]) > 10_000
+        return text
+
+    return SimpleNamespace(
+        sparkSession=SimpleNamespace(conf=conf, client=None),
+        _explain_string=explain,
+        _plan=SimpleNamespace(
+            to_proto=lambda _: (
+                plan or SimpleNamespace(DESCRIPTOR=SimpleNamespace(fields_by_name={}), ListFields=list)
+            )
+        ),
+    )
