@@ -23,7 +23,7 @@ from typing import Any
 
 from sparkdl import redaction
 from sparkdl._spark.session import lost_context
-from sparkdl.exceptions import ConfigError
+from sparkdl.exceptions import ConfigError, is_integer
 from sparkdl.wire import private
 
 VARIABLE = "SPARKDL_ATTEMPTS"
@@ -260,4 +260,4 @@ def _name(path: object) -> str:
 
 def count(value: Any) -> int:
     """Return a positive whole number, 0 for anything else."""
-    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
+    return value if is_integer(value, 1) else 0

@@ -20,13 +20,14 @@ Each message names what was found, what was expected and what to do. It ends wit
     column 'age', row 17: null; drop or fill nulls first [docs/troubleshooting.md#data-null]
 
 Codes are stable: programs may look at them. Each class has a code of its own, and finer ones where
-different causes want different remedies.
+different causes want different remedies. The checks of options at the end raise :class:`ConfigError`.
 """
 
 from __future__ import annotations
 
 import re
-from typing import Any, ClassVar
+from collections.abc import Sequence
+from typing import Any, ClassVar, TypeGuard
 
 from sparkdl import redaction
 
@@ -187,3 +188,30 @@ class SparkdlWarning(UserWarning):
     def __str__(self) -> str:
         """Return the message and the link."""
         return f"{self.args[0]} [{_PAGE}#{self.code}]"
+
+
+# -- options ----------------------------------------------------------------------------------
+
+
+def is_integer(value: object, least: int) -> TypeGuard[int]:
+    """Return whether a value is an integer of at least ``least``, and no boolean."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+def is_number(value: object) -> TypeGuard[float]:
+    """Return whether a value is a number, and no boolean."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def integer_option(owner: str, name: str, value: object, least: int) -> int:
+    """Return an option that is an integer of at least ``least``."""
+    if not is_integer(value, least):
+        raise ConfigError(f"{owner}({name}={value!r:.100}): expected an integer of at least {least}")
+    return value
+
+
+def sequence_option(name: str, value: object, expected: str) -> Sequence[Any]:
+    """Return an option that is a list."""
+    if isinstance(value, str) or not isinstance(value, Sequence):
+        raise ConfigError(f"{name}={value!r:.100}: expected a list of {expected}")
+    return value

@@ -125,3 +125,16 @@ def test_task_error_keeps_the_remote_traceback():
 def test_a_warning_has_a_link_and_survives_pickle():
     copy = pickle.loads(pickle.dumps(exceptions.SparkdlWarning("what and why", "model-output")))
     assert (str(copy), copy.code) == ("what and why [docs/troubleshooting.md#model-output]", "model-output")
+
+
+@pytest.mark.parametrize("value", [True, False, 0, 1.0, "1", None, 1 << 80])
+def test_options_that_are_integers_or_numbers(value):
+    """Booleans are none, though Python has them as integers."""
+    integer, number = value == 1 << 80, type(value) in (int, float)
+    assert exceptions.is_integer(value, 1) == integer
+    assert exceptions.is_number(value) == number
+    if integer:
+        assert exceptions.integer_option("Pad", "multiple", value, 1) == value
+    else:
+        with pytest.raises(ConfigError, match=r"Pad\(multiple=.*\): expected an integer of at least 1"):
+            exceptions.integer_option("Pad", "multiple", value, 1)

@@ -17,7 +17,7 @@ from pyspark.sql.types import BooleanType, DecimalType, FractionalType, StringTy
 
 from sparkdl.auto.leaderboard import Entry, Leaderboard, entries_of
 from sparkdl.data.schema import missing_column
-from sparkdl.exceptions import ConfigError, DataError, SparkdlWarning
+from sparkdl.exceptions import ConfigError, DataError, SparkdlWarning, is_number
 from sparkdl.metrics import LOSS
 from sparkdl.ml.estimators.estimator import TorchClassifier, TorchRegressor
 from sparkdl.ml.estimators.fits_torch import FitsTorch
@@ -118,7 +118,7 @@ class AutoTabular(Estimator[Any]):
         super().__init__()
         if task not in (None, "classification", "regression"):
             raise ConfigError(f"task={task!r:.100}: expected 'classification' or 'regression'")
-        if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout > 0:
+        if not is_number(timeout) or not timeout > 0:
             raise ConfigError(f"timeout={timeout!r:.100}: expected a positive number of seconds")
         if not isinstance(validation, float) or not 0 < validation < 1:
             raise ConfigError(f"validation={validation!r:.100}: expected a share above 0 and below 1")

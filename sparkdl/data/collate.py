@@ -10,7 +10,7 @@ import numpy as np
 
 from sparkdl.data.columns import ColumnPlan, Structure, TablePlan
 from sparkdl.data.convert import RowName
-from sparkdl.exceptions import ConfigError, DataError
+from sparkdl.exceptions import ConfigError, DataError, integer_option
 from sparkdl.wire.frame import Array
 
 if TYPE_CHECKING:
@@ -65,8 +65,7 @@ class Pad:
     has_label: bool = True
 
     def __post_init__(self) -> None:
-        if not isinstance(self.multiple, int) or isinstance(self.multiple, bool) or self.multiple < 1:
-            raise ConfigError(f"Pad(multiple={self.multiple!r}): expected an integer of at least 1")
+        integer_option("Pad", "multiple", self.multiple, 1)
 
     def __call__(self, rows: list[Any]) -> Any:
         """Return the batch.

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from sparkdl.data.ragged import TYPICAL, is_ragged
-from sparkdl.exceptions import ConfigError, DataError
+from sparkdl.exceptions import ConfigError, DataError, is_number
 
 if TYPE_CHECKING:
     from pyspark.sql import Column as SqlColumn
@@ -111,7 +111,7 @@ def described(column: Column, metadata: Mapping[str, Any]) -> tuple[Column, floa
     known = Column(column.name, found.get("shape"), found.get("dtype"))
     shape = known.shape if column.shape is None else column.shape
     fill = found.get("fill") if shape is None else None
-    if fill is not None and (isinstance(fill, bool) or not isinstance(fill, int | float)):
+    if fill is not None and not is_number(fill):
         raise ConfigError(f"column {column.name!r}: its metadata has fill={fill!r:.50}; expected a number")
     return Column(column.name, shape, known.dtype if column.dtype is None else column.dtype), fill
 

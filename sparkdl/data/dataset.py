@@ -48,7 +48,7 @@ from sparkdl.data.store.build import Partitions, PartitionStore, StoredShare, St
 from sparkdl.data.store.dataframe import DataFrameSource
 from sparkdl.data.store.manifest import check_same_rows
 from sparkdl.data.streams import RowShare
-from sparkdl.exceptions import ConfigError, DataError
+from sparkdl.exceptions import ConfigError, DataError, is_integer
 from sparkdl.wire.frame import Array
 
 if TYPE_CHECKING:
@@ -89,9 +89,7 @@ class Dataset:
         *,
         access: Access | None = None,
     ) -> None:
-        if num_partitions not in (None, "input") and (
-            not isinstance(num_partitions, int) or isinstance(num_partitions, bool) or num_partitions < 1
-        ):
+        if num_partitions not in (None, "input") and not is_integer(num_partitions, 1):
             raise ConfigError(
                 f"num_partitions={num_partitions!r}: expected a positive integer, 'input' to keep the "
                 "source's partitions, or None for one per executor"
@@ -338,7 +336,7 @@ class Dataset:
         """
         if not isinstance(path, str | os.PathLike):
             raise ConfigError(f"path={path!r:.100}: expected a path or URL of a Delta table")
-        if version is not None and (isinstance(version, bool) or not isinstance(version, int) or version < 0):
+        if version is not None and not is_integer(version, 0):
             raise ConfigError(
                 f"version={version!r:.100}: expected the number of a version, or None for the last"
             )

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from sparkdl.exceptions import ConfigError, DataError
+from sparkdl.exceptions import ConfigError, DataError, is_integer
 from sparkdl.wire.frame import Array
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class ImageFormat:
 
     def __post_init__(self) -> None:
         size = (self.size, self.size) if isinstance(self.size, int) else tuple(self.size)
-        if len(size) != 2 or any(not isinstance(n, int) or isinstance(n, bool) or n < 1 for n in size):
+        if len(size) != 2 or not all(is_integer(n, 1) for n in size):
             raise ConfigError(f"size={self.size!r}: expected height and width in pixels, such as (224, 224)")
         object.__setattr__(self, "size", size)
         _one_of("mode", self.mode, ("resize", "crop"))

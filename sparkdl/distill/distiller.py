@@ -23,7 +23,7 @@ from sparkdl.distill.service import ServiceAnswers
 from sparkdl.distill.soft_labels import LogitEncoding, labelled
 from sparkdl.distill.step import DistillStep
 from sparkdl.distill.teachers import Answering, ColumnAnswers, ModuleAnswers, Teacher
-from sparkdl.exceptions import ConfigError, ModelError, SparkdlError
+from sparkdl.exceptions import ConfigError, ModelError, SparkdlError, is_integer
 from sparkdl.nn.batch import call
 from sparkdl.nn.trace import explain_failure
 from sparkdl.optim.spec import Optimizers
@@ -191,8 +191,8 @@ class Distiller:
 
     def _check_keep(self) -> None:
         keep: Any = self._keep
-        number = isinstance(keep, int) and not isinstance(keep, bool)
-        if not (keep in (None, "all") or (number and keep >= 1)):
+        number = is_integer(keep, 1)
+        if not (number or keep in (None, "all")):
             raise ConfigError(
                 f"keep={keep!r}: expected 'all', how many of the largest logits of each row, or None"
             )

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from sparkdl.exceptions import ConfigError
+from sparkdl.exceptions import ConfigError, is_integer
 from sparkdl.hf.outputs import as_configured, is_adapted, is_model, takes_by_name, without_adapter
 from sparkdl.hf.padding import by_length, check_repeats, reads_before, reads_behind
 from sparkdl.hf.sampling import sampled, seeds_of
@@ -134,7 +134,7 @@ class Generator(nn.Module):
                 f"model: {type(model).__name__} cannot generate; take one with a head for it, such as "
                 "AutoModelForCausalLM"
             )
-        if isinstance(max_new_tokens, bool) or not isinstance(max_new_tokens, int) or max_new_tokens < 1:
+        if not is_integer(max_new_tokens, 1):
             raise ConfigError(f"max_new_tokens={max_new_tokens!r}: expected a positive number of tokens")
         unknown = sorted(set(options or {}) - _OPTIONS)
         if unknown:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from sparkdl.exceptions import ConfigError
+from sparkdl.exceptions import ConfigError, is_integer, is_number
 from sparkdl.keyed.entries import ROW
 from sparkdl.keyed.mix import Ids, mix, pages_of
 from sparkdl.keyed.store import MemoryStore
@@ -51,10 +51,10 @@ class CountingBloom:
 
     def __post_init__(self) -> None:
         found = self.max_ids
-        if isinstance(found, bool) or not isinstance(found, int) or not 1 <= found <= _MOST_IDS:
+        if not is_integer(found, 1) or found > _MOST_IDS:
             raise ConfigError(f"max_ids={found!r}: expected an integer from 1 to 2**36")
         share = self.error
-        if isinstance(share, bool) or not isinstance(share, int | float) or not 1e-6 <= share <= 0.5:
+        if not is_number(share) or not 1e-6 <= share <= 0.5:
             raise ConfigError(f"error={share!r}: expected a number from 0.000001 to 0.5")
 
     @property

@@ -17,7 +17,7 @@ from torch.nn.functional import pad
 from torchmetrics import Metric
 from torchmetrics.utilities.data import dim_zero_cat
 
-from sparkdl.exceptions import ConfigError
+from sparkdl.exceptions import ConfigError, is_integer
 
 
 class _Ranking(Metric):
@@ -41,7 +41,7 @@ class _Ranking(Metric):
 
     def __init__(self, k: int | None = 10) -> None:
         super().__init__()
-        if k is not None and (not isinstance(k, int) or isinstance(k, bool) or k < 1):
+        if k is not None and not is_integer(k, 1):
             raise ConfigError(f"k={k!r}: expected the length of the ranking, an integer of at least 1")
         self.k = k
         self.add_state("total", torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from sparkdl.exceptions import ConfigError, ModelError
+from sparkdl.exceptions import ConfigError, ModelError, is_integer, is_number
 from sparkdl.keyed.bloom import CountingBloom
 from sparkdl.keyed.entries import ROW, Entries
 from sparkdl.keyed.mix import Ids
@@ -130,14 +130,12 @@ class EmbeddingVariable(nn.Module):
             raise ConfigError(f"dtype={dtype}: expected torch.float32 or torch.float64")
         counts = {"embedding_dim": embedding_dim, "min_count": min_count, "evict_every": evict_every}
         for name, value in {**counts, **({"max_age": max_age} if max_age is not None else {})}.items():
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            if not is_integer(value, 1):
                 raise ConfigError(f"{name}={value!r}: expected an integer of at least 1")
         for name, number in {"std": std, "min_norm": min_norm}.items():
-            if isinstance(number, bool) or not isinstance(number, int | float) or not 0 <= number < np.inf:
+            if not is_number(number) or not 0 <= number < np.inf:
                 raise ConfigError(f"{name}={number!r}: expected a number of at least 0")
-        if seed is not None and (
-            isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 1 << 63
-        ):
+        if seed is not None and not (is_integer(seed, 0) and seed < 1 << 63):
             raise ConfigError(f"seed={seed!r}: expected an integer from 0 to 2**63 - 1, or None")
         if counters is not None and not isinstance(counters, CountingBloom):
             raise ConfigError(f"counters={counters!r:.80}: expected sparkdl.nn.CountingBloom(...) or None")

@@ -17,7 +17,7 @@ from typing import Any
 from torch import nn
 
 from sparkdl.data.dataset import Dataset
-from sparkdl.exceptions import ConfigError
+from sparkdl.exceptions import ConfigError, integer_option, is_number
 from sparkdl.ml.estimators.model import TorchModel
 from sparkdl.ml.persistence.local import save_local
 from sparkdl.ml.persistence.saving import described
@@ -29,7 +29,6 @@ from sparkdl.saved.metadata import digest_of
 from sparkdl.saved.published import LONGEST, POINTER, Chains, ChangesFile, Current, changes_name, name_of
 from sparkdl.train.checkpoint.lock import alone_in
 from sparkdl.train.checkpoint.store import CheckpointStore, Path, join
-from sparkdl.train.options.checks import integer_option
 
 _DRAFT = re.compile(
     r"\.(version-[0-9]{8,}|changes-[0-9]{8,}-[0-9]{8,}\.safetensors|current\.json)\.[0-9a-f]{32}", re.ASCII
@@ -73,9 +72,7 @@ class Publisher:
         keep: int = 5,
         full_every: int = 8,
     ) -> None:
-        if seconds is not None and (
-            isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds >= 0
-        ):
+        if seconds is not None and not (is_number(seconds) and seconds >= 0):
             raise ConfigError(f"Publisher(seconds={seconds!r}): expected a number of at least 0, or None")
         for name, count in (("batches", batches), ("keep", keep), ("full_every", full_every)):
             integer_option("Publisher", name, count, 1)

@@ -21,7 +21,7 @@ from sparkdl.data.columns import ColumnLike, Columns
 from sparkdl.data.dataset import Dataset
 from sparkdl.data.given import Chosen, check_none_chosen
 from sparkdl.data.schema import check_dataframe, is_frame, is_pandas, plan_dataframe
-from sparkdl.exceptions import ConfigError, DataError
+from sparkdl.exceptions import ConfigError, DataError, integer_option
 from sparkdl.online.absent import explained
 from sparkdl.online.commit import Commit, Ledger, begun, continued, ledger_of
 from sparkdl.online.publisher import Publisher
@@ -31,8 +31,7 @@ from sparkdl.train.checkpoint import CheckpointFolder, Path, latest, load_weight
 from sparkdl.train.checkpoint.resume import ResumePoint
 from sparkdl.train.checkpoint.store import CheckpointStore, join
 from sparkdl.train.hooks.checkpoint import Checkpoint
-from sparkdl.train.options.checks import integer_option, trigger_option
-from sparkdl.train.options.triggers import MaxEpoch, Trigger
+from sparkdl.train.options.triggers import MaxEpoch, Trigger, trigger_option
 from sparkdl.train.trainer import Trainer
 
 _log = logging.getLogger("sparkdl")

@@ -6,7 +6,6 @@ shard is summed in double precision; see :mod:`sparkdl.optim.reduction` for how 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -14,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from sparkdl.exceptions import ConfigError
+from sparkdl.exceptions import ConfigError, is_number
 from sparkdl.optim.reduction import Reduction
 from sparkdl.optim.segments import segments
 from sparkdl.wire.layout import ParamLayout
@@ -45,11 +44,11 @@ class ClipByValue:
 
     def __post_init__(self) -> None:
         if self.high is None:
-            if not _is_number(self.low) or not self.low > 0:
+            if not is_number(self.low) or not self.low > 0:
                 raise ConfigError(f"ClipByValue({self.low!r}): expected a positive limit, or low and high")
             object.__setattr__(self, "high", float(self.low))
             object.__setattr__(self, "low", -float(self.low))
-        elif not _is_number(self.low) or not _is_number(self.high) or not self.low < self.high:
+        elif not is_number(self.low) or not is_number(self.high) or not self.low < self.high:
             raise ConfigError(
                 f"ClipByValue({self.low!r}, {self.high!r}): expected two numbers, the lesser one first"
             )
@@ -90,7 +89,7 @@ class ClipByNorm:
     per_layer: bool = False
 
     def __post_init__(self) -> None:
-        if not _is_number(self.max_norm) or not self.max_norm > 0:
+        if not is_number(self.max_norm) or not self.max_norm > 0:
             raise ConfigError(f"ClipByNorm({self.max_norm!r}): expected a positive number")
 
     @property
@@ -160,7 +159,3 @@ def _norms(
         # Whole parameters as torch does; parts of one must add up well.
         dtype = gradient.dtype if segment.whole else torch.float64
         yield segment.param, torch.linalg.vector_norm(part, dtype=dtype).double()
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and not math.isnan(value)

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from sparkdl.exceptions import ConfigError
+from sparkdl.exceptions import ConfigError, is_number
 from sparkdl.optim.segments import segments
 from sparkdl.wire.layout import ParamLayout
 
@@ -27,8 +27,7 @@ class Penalty:
 
     def __post_init__(self) -> None:
         for name, value in (("l1", self.l1), ("l2", self.l2)):
-            number = isinstance(value, int | float) and not isinstance(value, bool)
-            if not number or not math.isfinite(value) or value < 0:
+            if not is_number(value) or not 0 <= value < math.inf:
                 raise ConfigError(f"{name}={value!r}: expected a finite number of at least 0")
 
     def __bool__(self) -> bool:

@@ -12,7 +12,6 @@ and moves, with that state.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -21,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 
 from sparkdl import seeding
-from sparkdl.exceptions import ConfigError
+from sparkdl.exceptions import ConfigError, integer_option, is_number
 from sparkdl.optim.segments import segments
 from sparkdl.wire.layout import ParamLayout
 from sparkdl.wire.touched_rows import row_width
@@ -61,11 +60,9 @@ class Staleness:
 
     def __post_init__(self) -> None:
         for name, number in (("share", self.share), ("decay", self.decay)):
-            good = isinstance(number, int | float) and not isinstance(number, bool)
-            if not good or not 0 <= number <= 1 or math.isnan(number):
+            if not is_number(number) or not 0 <= number <= 1:
                 raise ConfigError(f"Staleness({name}={number!r}): expected a number from 0 to 1")
-        if isinstance(self.seed, bool) or not isinstance(self.seed, int) or self.seed < 0:
-            raise ConfigError(f"Staleness(seed={self.seed!r}): expected an integer of at least 0")
+        integer_option("Staleness", "seed", self.seed, 0)
         if not isinstance(self.rows_only, bool):
             raise ConfigError(f"Staleness(rows_only={self.rows_only!r}): expected True or False")
 

@@ -6,11 +6,10 @@ from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F
 
 from sparkdl.data.columns import quoted
-from sparkdl.exceptions import ConfigError, DataError
+from sparkdl.exceptions import ConfigError, DataError, integer_option
 from sparkdl.recsys.checks import (
     check_columns,
     check_comparable,
-    check_integer,
     check_new,
     missing,
     one_group,
@@ -43,7 +42,9 @@ def count_categories(
     owner = "count_categories"
     if not columns:
         raise ConfigError(f"{owner}: columns=(): expected at least one column")
-    check_integer(owner, 1, min_count=min_count, **({} if max_size is None else {"max_size": max_size}))
+    integer_option(owner, "min_count", min_count, 1)
+    if max_size is not None:
+        integer_option(owner, "max_size", max_size, 1)
     check_columns(df, owner, **{f"columns[{n}]": name for n, name in enumerate(columns)})
     types = {df.select(quoted(name)).schema.fields[0].dataType.simpleString(): name for name in columns}
     if len(types) > 1:

@@ -8,7 +8,7 @@ from pyspark.sql import types as T
 
 from sparkdl.data.columns import quoted
 from sparkdl.data.schema import check_dataframe, check_unambiguous, same_names
-from sparkdl.exceptions import ConfigError, DataError
+from sparkdl.exceptions import DataError
 from sparkdl.ml.stages.rowwise import find_field
 
 
@@ -60,13 +60,6 @@ def check_no_nulls(df: DataFrame, owner: str, *names: str) -> None:
                 f"df.dropna(subset=[{name!r}])",
                 code="data-null",
             )
-
-
-def check_integer(owner: str, least: int, **values: int) -> None:
-    """Check that values are integers of at least ``least``."""
-    for name, value in values.items():
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise ConfigError(f"{owner}: {name}={value!r}: expected an integer of at least {least}")
 
 
 def check_comparable(owner: str, found: tuple[DataFrame, str], other: tuple[DataFrame, str]) -> None:

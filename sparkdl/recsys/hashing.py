@@ -15,9 +15,9 @@ from pyspark.sql.types import DataType
 from xxhash import xxh64_intdigest
 
 from sparkdl.data.columns import quoted
-from sparkdl.exceptions import ConfigError, DataError
+from sparkdl.exceptions import ConfigError, DataError, integer_option
 from sparkdl.ml.stages.rowwise import find_field
-from sparkdl.recsys.checks import check_columns, check_integer, check_new
+from sparkdl.recsys.checks import check_columns, check_new
 
 Values = Sequence[Any] | NDArray[Any]
 Hashes = NDArray[np.uint64]
@@ -132,7 +132,7 @@ def _check(owner: str, columns: Sequence[Any], buckets: int | None) -> None:
     if not columns:
         raise ConfigError(f"{owner}: columns=(): expected at least one column to hash")
     if buckets is not None:
-        check_integer(owner, 1, buckets=buckets)
+        integer_option(owner, "buckets", buckets, 1)
 
 
 def _check_type(name: str, data_type: DataType) -> None:

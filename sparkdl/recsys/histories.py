@@ -7,9 +7,9 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from sparkdl.data.columns import quoted, tensor_metadata
-from sparkdl.exceptions import DataError
+from sparkdl.exceptions import DataError, integer_option
 from sparkdl.ml.stages.rowwise import find_field
-from sparkdl.recsys.checks import check_columns, check_integer, check_new, check_no_nulls
+from sparkdl.recsys.checks import check_columns, check_new, check_no_nulls
 from sparkdl.recsys.splits import time_order
 
 _ITEMS = "__sparkdl_items"
@@ -52,7 +52,7 @@ def with_history(
             that are null, which are of nobody, or at no moment.
     """
     owner = "with_history"
-    check_integer(owner, 1, size=size)
+    integer_option(owner, "size", size, 1)
     check_columns(df, owner, user=user, item=item, time=time)
     check_new(df, owner, output=output, length=length)
     field = find_field(df, f"{owner}: item", item)

@@ -9,8 +9,7 @@ from zipfile import BadZipFile
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from sparkdl.exceptions import ConfigError, DataError
-from sparkdl.recsys.checks import check_integer
+from sparkdl.exceptions import ConfigError, DataError, integer_option
 
 
 class NearestItems:
@@ -33,8 +32,8 @@ class NearestItems:
 
     def __init__(self, ids: ArrayLike, vectors: ArrayLike, *, links: int = 32, effort: int = 64) -> None:
         faiss = _faiss()
-        check_integer("NearestItems", 2, links=links)
-        check_integer("NearestItems", 1, effort=effort)
+        integer_option("NearestItems", "links", links, 2)
+        integer_option("NearestItems", "effort", effort, 1)
         self.ids = np.asarray(ids)
         self.vectors = np.ascontiguousarray(vectors, np.float32)
         if self.vectors.ndim != 2 or not len(self.vectors) or self.ids.shape != self.vectors.shape[:1]:
@@ -128,7 +127,7 @@ class NearestItems:
             return cls(found["ids"], found["vectors"], **options)
 
     def _checked(self, queries: ArrayLike, k: int) -> NDArray[np.float32]:
-        check_integer("search", 1, k=k)
+        integer_option("search", "k", k, 1)
         if k > len(self):
             raise ConfigError(f"search: k={k}: there are {len(self)} items")
         with np.errstate(over="ignore"):  # infinities are refused below

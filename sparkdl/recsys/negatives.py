@@ -6,11 +6,10 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
 from sparkdl.data.columns import quoted
-from sparkdl.exceptions import DataError
+from sparkdl.exceptions import DataError, integer_option
 from sparkdl.recsys.checks import (
     check_columns,
     check_comparable,
-    check_integer,
     check_new,
     missing,
     one_group,
@@ -60,7 +59,7 @@ def with_negatives(
             differ; or if a user of ``df`` has seen all items.
     """
     owner = "with_negatives"
-    check_integer(owner, 1, count=count)
+    integer_option(owner, "count", count, 1)
     check_columns(df, owner, user=user, item=item)
     check_new(df, owner, **({"output": output} if label is None else {"label": label}))
     pairs = df.select(quoted(user).alias(user), quoted(item).alias(_ITEM))

@@ -12,9 +12,9 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from sparkdl.data.columns import quoted
-from sparkdl.exceptions import ConfigError, DataError
+from sparkdl.exceptions import ConfigError, DataError, integer_option
 from sparkdl.ml.stages.rowwise import find_field
-from sparkdl.recsys.checks import check_columns, check_integer, check_new
+from sparkdl.recsys.checks import check_columns, check_new
 
 Scale = Literal["standard", "min_max", "log"]
 _ACCURACY = 10_000
@@ -75,7 +75,7 @@ def summarise_numbers(df: DataFrame, *columns: str, buckets: int = 10) -> dict[s
     owner = "summarise_numbers"
     if not columns:
         raise ConfigError(f"{owner}: columns=(): expected at least one column")
-    check_integer(owner, 1, buckets=buckets)
+    integer_option(owner, "buckets", buckets, 1)
     _check_numbers(df, owner, *columns)
     shares = [n / buckets for n in range(1, buckets)] or [0.5]
     wanted = []

@@ -10,9 +10,9 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from sparkdl.data.columns import quoted
-from sparkdl.exceptions import ConfigError, DataError
+from sparkdl.exceptions import ConfigError, DataError, integer_option
 from sparkdl.ml.stages.rowwise import find_field
-from sparkdl.recsys.checks import check_columns, check_integer, check_no_nulls, missing
+from sparkdl.recsys.checks import check_columns, check_no_nulls, missing
 
 _ACCURACY = 1_000_000
 
@@ -59,7 +59,7 @@ def leave_last_out(
         DataError: naming the column that is missing, or of users or times that are null.
     """
     owner, number, total = "leave_last_out", "sparkdl_number", "sparkdl_total"
-    check_integer(owner, 1, last=last)
+    integer_option(owner, "last", last, 1)
     check_columns(df, owner, user=user, item=item, time=time)
     check_no_nulls(df, owner, user, time)
     of_user = Window.partitionBy(quoted(user))

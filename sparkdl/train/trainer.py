@@ -13,7 +13,7 @@ from sparkdl.data.collate import Collate
 from sparkdl.data.columns import ColumnLike, Columns, Structure
 from sparkdl.data.dataset import Dataset
 from sparkdl.data.given import Chosen, Validation, dataset_of, datasets_of
-from sparkdl.exceptions import ConfigError
+from sparkdl.exceptions import ConfigError, integer_option
 from sparkdl.nn import serialize, shown
 from sparkdl.nn.lightning import from_lightning
 from sparkdl.nn.objective import Loss, Objective, Step
@@ -23,7 +23,6 @@ from sparkdl.train.given import configure, objective_of, with_schedule
 from sparkdl.train.hooks.checkpoint import Resume
 from sparkdl.train.interrupt import at_once
 from sparkdl.train.leaving import ErrorsCarryResult
-from sparkdl.train.options.checks import integer_option
 from sparkdl.train.options.config import TrainConfig
 from sparkdl.train.passes.predict import run_prediction
 from sparkdl.train.planning.asked import answer

@@ -17,12 +17,11 @@ from sparkdl.compute.worker import MOST_FITS
 from sparkdl.data.columns import ColumnLike, Columns
 from sparkdl.data.dataset import Dataset
 from sparkdl.data.given import Chosen, datasets_of, folds_of, share_of
-from sparkdl.exceptions import ConfigError, SparkdlWarning
+from sparkdl.exceptions import ConfigError, SparkdlWarning, integer_option, is_number
 from sparkdl.metrics import LOSS
 from sparkdl.nn.objective import LossObjective, Objective
 from sparkdl.saved.digest import class_and_digest, label_of, stable_digest
 from sparkdl.train.interrupt import interruptible
-from sparkdl.train.options.checks import integer_option
 from sparkdl.train.passes.validation import validation_sets
 from sparkdl.train.trainer import Trainer
 from sparkdl.tune.loggers import TrialLogger
@@ -144,7 +143,7 @@ class Tuner:
                 integer_option("Tuner", option, value, 1)
         if timeout is not None and not (isinstance(timeout, int | float) and timeout > 0):
             raise ConfigError(f"timeout={timeout!r:.100}: expected a positive number of seconds, or None")
-        if isinstance(refit, bool) or not isinstance(refit, int | float) or not refit >= 0:
+        if not is_number(refit) or not refit >= 0:
             raise ConfigError(f"refit={refit!r:.100}: expected a number from 0")
         self.metric, self.mode = metric, mode
         self.max_epochs = integer_option("Tuner", "max_epochs", max_epochs, 1)

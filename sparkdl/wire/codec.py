@@ -15,7 +15,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 import torch
 
-from sparkdl.exceptions import ConfigError
+from sparkdl.exceptions import ConfigError, is_integer
 from sparkdl.wire import buffers
 from sparkdl.wire.frame import Array
 
@@ -42,7 +42,7 @@ class Int8:
     error_feedback: bool = True
 
     def __post_init__(self) -> None:
-        if not isinstance(self.block, int) or isinstance(self.block, bool) or self.block < 1:
+        if not is_integer(self.block, 1):
             raise ConfigError(f"Int8: block={self.block!r}: expected an integer of at least 1")
 
 

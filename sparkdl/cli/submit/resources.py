@@ -5,20 +5,18 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 from sparkdl.cli.arguments import command_error
 from sparkdl.cli.clusters import defaults, is_one_process, kind_of, site_defaults
+from sparkdl.exceptions import is_integer, is_number
 
 Amounts = Mapping[str, str | int | float]
 """Amounts by key; those of the tables ``task`` and ``driver`` have dotted keys, such as ``task.gpus``."""
 
 _SIZE = re.compile(r"[1-9]\d*[kmgt]b?", re.IGNORECASE)
 _GPU = "spark.executor.resource.gpu"
-
-
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
 
 
 def _is_size(value: Any) -> bool:
@@ -31,12 +29,12 @@ def _is_text(value: Any) -> bool:
 
 def _is_share(value: Any) -> bool:
     """Return whether Spark takes a value as the amount of a task: whole ones, or at most a half."""
-    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
+    if not is_number(value) or not math.isfinite(value):
         return False
     return 0 < value <= 0.5 or (value >= 1 and value == int(value))
 
 
-_COUNT = (_is_count, "a whole number of at least 1")
+_COUNT = (partial(is_integer, least=1), "a whole number of at least 1")
 _BYTES = (_is_size, "a size such as '4g' or '512m'")
 _SCRIPT = (_is_text, "the path of a script on the executors that lists GPUs")
 _DOMAIN = (_is_text, "a domain such as 'nvidia.com'")

@@ -24,7 +24,7 @@ from sparkdl.data.scan.storage import Storage
 from sparkdl.data.scan.tasks import FirstRows, PlaceManifest, ReadFooters, ScanPlace, checked, list_files
 from sparkdl.data.store.build import Partitions, StoreSource
 from sparkdl.data.streams import RowShare
-from sparkdl.exceptions import ConfigError, DataError
+from sparkdl.exceptions import ConfigError, DataError, is_integer
 from sparkdl.wire import frame
 from sparkdl.wire.frame import Array, Parts
 
@@ -57,7 +57,7 @@ class ScanSource(StoreSource):
             ("streams", 1 if streams is None else streams, 1, EVEN[-1]),
             ("cache_bytes", cache_bytes, 0, None),
         ):
-            if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= (most or value):
+            if not is_integer(value, least) or value > (most or value):
                 kind = "positive number" if least else "number"
                 upper = f" up to {most}" if most else " of bytes"
                 raise ConfigError(f"{name}={value!r:.100}: expected a {kind}{upper}")

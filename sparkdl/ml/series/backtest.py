@@ -11,7 +11,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from sparkdl.data.columns import quoted
-from sparkdl.exceptions import ConfigError
+from sparkdl.exceptions import ConfigError, is_integer
 from sparkdl.ml.series.forecast import CUTOFF, SCALE
 from sparkdl.ml.series.params import HasSeries
 
@@ -68,7 +68,7 @@ loss."""
 def origins(windows: int, step: int | None, horizon: int) -> list[int]:
     """Return how many steps before the end of a series its forecasts begin, the first one first."""
     for name, value in (("windows", windows), ("step", horizon if step is None else step)):
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        if not is_integer(value, 1):
             raise ConfigError(f"{name}={value!r}: expected an integer of at least 1")
     return [horizon + number * (step or horizon) for number in reversed(range(windows))]
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from sparkdl._version import __version__
 from sparkdl.allreduce import shard_files
-from sparkdl.exceptions import ConfigError
+from sparkdl.exceptions import ConfigError, is_integer
 from sparkdl.saved.identity import KEY, Identity
 
 FORMAT = 3
@@ -80,7 +80,7 @@ class Mark:
         if not isinstance(found, dict):
             raise _foreign(where, f"is a {type(found).__name__}")
         version = found.get("format")
-        if not isinstance(version, int) or isinstance(version, bool) or version < 1:
+        if not is_integer(version, 1):
             raise _foreign(where, f"has format={version!r:.40}")
         if version > FORMAT:
             raise ConfigError(
@@ -120,8 +120,11 @@ def _base(where: str, found: Any) -> Base | None:
         base = Base(found["iteration"], found["seal"])
     except (TypeError, LookupError) as error:
         raise _foreign(where, f"has base={found!r:.100}") from error
-    sound = isinstance(base.iteration, int) and not isinstance(base.iteration, bool) and base.iteration >= 0
-    if not sound or not isinstance(base.seal, str) or not _SHA256.fullmatch(base.seal):
+    if (
+        not is_integer(base.iteration, 0)
+        or not isinstance(base.seal, str)
+        or not _SHA256.fullmatch(base.seal)
+    ):
         raise _foreign(where, f"has base={found!r:.100}")
     return base
 

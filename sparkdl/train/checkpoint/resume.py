@@ -24,7 +24,7 @@ from sparkdl.allreduce.shard_states import (
     state_names,
     unpacked,
 )
-from sparkdl.exceptions import ConfigError
+from sparkdl.exceptions import ConfigError, is_integer, is_number
 from sparkdl.keyed.entries import ROW
 from sparkdl.saved.identity import Identity
 from sparkdl.train.checkpoint.mark import Base
@@ -279,14 +279,14 @@ def _state(values: Mapping[str, Any]) -> TrainState:
 
 def _number(value: Any) -> float:
     """Return a number of a file."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if not is_number(value):
         raise TypeError(f"{value!r:.40}, expected a number")
     return float(value)
 
 
 def _count(value: Any) -> int:
     """Return a number of a file that counts something."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+    if not is_integer(value, 0):
         raise TypeError(f"{value!r:.40}, expected a count")
     return value
 

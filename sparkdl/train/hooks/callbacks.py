@@ -12,11 +12,10 @@ from typing import Any
 import numpy as np
 
 from sparkdl.allreduce.shard_states import Snapshot
-from sparkdl.exceptions import SparkdlWarning
+from sparkdl.exceptions import SparkdlWarning, integer_option
 from sparkdl.train.history import scores_of
 from sparkdl.train.hooks.base import Hook
-from sparkdl.train.options.checks import integer_option, trigger_option
-from sparkdl.train.options.triggers import EveryIterations, Trigger
+from sparkdl.train.options.triggers import EveryIterations, Trigger, trigger_option
 from sparkdl.train.run import Run
 from sparkdl.wire.frame import Array
 

@@ -11,7 +11,7 @@ from threading import Thread
 
 from sparkdl import attempts, redaction
 from sparkdl.allreduce.shard_files import Merge
-from sparkdl.exceptions import CheckpointError, ConfigError, TaskError
+from sparkdl.exceptions import CheckpointError, ConfigError, TaskError, integer_option
 from sparkdl.nn.embedding import embedding_variables
 from sparkdl.train.checkpoint import (
     DAMAGED,
@@ -25,8 +25,7 @@ from sparkdl.train.checkpoint import (
 from sparkdl.train.checkpoint.merging import merge
 from sparkdl.train.checkpoint.resume import ResumePoint
 from sparkdl.train.hooks.base import Hook
-from sparkdl.train.options.checks import integer_option, trigger_option
-from sparkdl.train.options.triggers import EveryEpoch, Trigger
+from sparkdl.train.options.triggers import EveryEpoch, Trigger, trigger_option
 from sparkdl.train.run import Run
 from sparkdl.train.state import TrainState
 

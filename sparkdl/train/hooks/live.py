@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from sparkdl.exceptions import ConfigError
+from sparkdl.exceptions import ConfigError, is_number
 from sparkdl.train import shown
 from sparkdl.train.hooks.base import Hook
 
@@ -36,7 +36,7 @@ class LivePlot(Hook):
     """
 
     def __init__(self, seconds: float = 1.0) -> None:
-        if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds > 0:
+        if not is_number(seconds) or not seconds > 0:
             raise ConfigError(f"LivePlot(seconds={seconds!r}): expected a number above 0")
         self._seconds = seconds
         self._output: NotebookOutput | None = None

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from sparkdl.exceptions import ConfigError
+from sparkdl.exceptions import ConfigError, sequence_option
 from sparkdl.train.hooks.base import Hook
 from sparkdl.train.hooks.progress import Progress
 from sparkdl.train.hooks.timeline import Timeline
-from sparkdl.train.options.checks import sequence_option
 from sparkdl.train.options.config import TrainConfig
 
 MakeHooks = Callable[[Sequence[Hook]], Sequence[Hook]]

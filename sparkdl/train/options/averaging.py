@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from sparkdl.exceptions import ConfigError
-from sparkdl.train.options.triggers import EveryEpoch, Trigger
+from sparkdl.exceptions import ConfigError, integer_option, is_number
+from sparkdl.train.options.triggers import EveryEpoch, Trigger, trigger_option
 from sparkdl.train.state import TrainState
 
 
@@ -56,7 +56,7 @@ class EMA(Averaging):
 
     def __post_init__(self) -> None:
         decay: object = self.decay
-        if not isinstance(decay, int | float) or isinstance(decay, bool) or not 0 <= decay < 1:
+        if not is_number(decay) or not 0 <= decay < 1:
             raise ConfigError(f"EMA(decay={decay!r}): expected a number of at least 0 and below 1")
 
     def weight(self, previous: TrainState, state: TrainState, count: int) -> float:
@@ -89,14 +89,8 @@ class SWA(Averaging):
     every: Trigger = field(default_factory=EveryEpoch)
 
     def __post_init__(self) -> None:
-        epoch = self.start_epoch
-        if not isinstance(epoch, int) or isinstance(epoch, bool) or epoch < 0:
-            raise ConfigError(
-                f"SWA(start_epoch={epoch!r}): expected an integer of at least 0 (completed epochs)"
-            )
-        if not isinstance(self.every, Trigger):
-            raise ConfigError(f"SWA(every={self.every!r}): expected a trigger such as EveryEpoch()")
-        if not self.every.foreseeable:
+        integer_option("SWA", "start_epoch", self.start_epoch, 0)
+        if not trigger_option("SWA", self.every).foreseeable:
             raise ConfigError(
                 f"SWA(every={self.every!r}): expected a trigger of epochs and iterations, such as "
                 "EveryEpoch() or EveryIterations(100), for it is asked before the iteration, when neither "

@@ -9,13 +9,12 @@ from typing import Any, Literal, get_args
 
 from sparkdl.allreduce.choose import Exchange, TransportName
 from sparkdl.compute.spec import Combine
-from sparkdl.exceptions import ConfigError
+from sparkdl.exceptions import ConfigError, is_integer, sequence_option
 from sparkdl.nn.numerics import Numerics
 from sparkdl.optim.clip import Clip
 from sparkdl.optim.groups import ParamGroup
 from sparkdl.optim.staleness import Staleness
 from sparkdl.train.options.averaging import Averaging
-from sparkdl.train.options.checks import sequence_option
 from sparkdl.train.options.elastic import Elastic
 from sparkdl.train.options.local_steps import LocalSteps
 from sparkdl.train.options.schedule import Schedule
@@ -194,5 +193,5 @@ class TrainConfig:
 
 
 def _check_int(name: str, value: object, least: int, meaning: str) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+    if not is_integer(value, least):
         raise ConfigError(f"{name}={value!r}: expected an integer of at least {least} ({meaning})")

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from time import monotonic
 
 from sparkdl.data.streams import STREAMS
-from sparkdl.exceptions import ConfigError
+from sparkdl.exceptions import ConfigError, integer_option, is_number
 
 _POLL = 1.0  # seconds between two looks at the cluster
 
@@ -44,8 +44,7 @@ class Elastic:
     def __post_init__(self) -> None:
         most = self.min_partitions if self.max_partitions is None else self.max_partitions
         for name, value in (("min_partitions", self.min_partitions), ("max_partitions", most)):
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ConfigError(f"Elastic({name}={value!r}): expected a positive integer")
+            integer_option("Elastic", name, value, 1)
         if self.min_partitions > STREAMS:
             raise ConfigError(f"Elastic(min_partitions={self.min_partitions}): expected at most {STREAMS}")
         if most < self.min_partitions:
@@ -56,7 +55,7 @@ class Elastic:
         for name, seconds in (("settle", self.settle), ("patience", self.patience)):
             if seconds is None and name == "patience":
                 continue
-            if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds >= 0:
+            if not is_number(seconds) or not seconds >= 0:
                 raise ConfigError(f"Elastic({name}={seconds!r}): expected a number of seconds, at least 0")
 
     @classmethod

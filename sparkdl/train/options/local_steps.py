@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from sparkdl.exceptions import ConfigError
+from sparkdl.exceptions import ConfigError, is_integer
 
 _AVERAGE = partial(torch.optim.SGD, lr=1.0)
 
@@ -43,7 +43,7 @@ class LocalSteps:
         if 0 not in counts:
             raise ConfigError(f"LocalSteps: steps={self.steps!r}: expected an entry for epoch 0")
         for epoch, count in counts.items():
-            if not _is_integer(epoch, 0) or not _is_integer(count, 1):
+            if not is_integer(epoch, 0) or not is_integer(count, 1):
                 raise ConfigError(
                     f"LocalSteps: steps={self.steps!r}: expected an integer of at least 1, or a mapping from "
                     "epochs, counted from 0, to such integers"
@@ -59,7 +59,3 @@ class LocalSteps:
         if not isinstance(self.steps, Mapping):
             return self.steps
         return self.steps[max(first for first in self.steps if first <= epoch)]
-
-
-def _is_integer(value: object, least: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= least

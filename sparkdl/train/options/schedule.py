@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import (
@@ -26,7 +26,7 @@ from torch.optim.lr_scheduler import (
     SequentialLR,
 )
 
-from sparkdl.exceptions import ConfigError
+from sparkdl.exceptions import ConfigError, is_integer, is_number
 
 SchedulerFactory = Callable[[Optimizer], LRScheduler]
 """From an optimizer to a scheduler: ``partial(StepLR, step_size=3)``."""
@@ -232,7 +232,6 @@ def check_factory(factory: object) -> None:
 
 
 def _check_positive(function: str, name: str, value: object, *, integer: bool = False) -> None:
-    fits = isinstance(value, int) or (isinstance(value, float) and not integer)
-    if not fits or isinstance(value, bool) or not 0 < cast(float, value) < math.inf:
+    if not (is_integer(value, 1) if integer else is_number(value) and 0 < value < math.inf):
         expected = "an integer of at least 1" if integer else "a finite number above 0"
         raise ConfigError(f"{function}({name}={value!r}): expected {expected}")

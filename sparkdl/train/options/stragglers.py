@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 from statistics import median
 
 from sparkdl.compute.forward_backward import Allowance
-from sparkdl.exceptions import ConfigError
-from sparkdl.train.options.checks import integer_option
+from sparkdl.exceptions import ConfigError, integer_option, is_number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +45,7 @@ class DropStragglers:
             ("max_fraction", self.max_fraction, 0.0, 1.0),
             ("patience", self.patience, 1.0, math.inf),
         ):
-            if isinstance(number, bool) or not isinstance(number, int | float) or not low < number < high:
+            if not is_number(number) or not low < number < high:
                 limits = f"above {low:g}" + (f" and below {high:g}" if high < math.inf else "")
                 raise ConfigError(f"DropStragglers({name}={number!r}): expected a number {limits}")
         for name, integer in (("window", self.window), ("chunks", self.chunks)):

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from sparkdl.exceptions import ConfigError
+from sparkdl.exceptions import ConfigError, is_integer, is_number
 from sparkdl.train.state import TrainState
 
 
@@ -296,11 +296,18 @@ class _Not(Trigger):
         return self.inner.foreseeable
 
 
+def trigger_option(owner: str, value: object) -> Trigger:
+    """Return the option ``every``."""
+    if not isinstance(value, Trigger):
+        raise ConfigError(f"{owner}(every={value!r}): expected a trigger such as EveryEpoch()")
+    return value
+
+
 def _check_count(name: str, value: object, least: int = 0) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+    if not is_integer(value, least):
         raise ConfigError(f"{name}({value!r}): expected an integer of at least {least}")
 
 
 def _check_number(name: str, value: object) -> None:
-    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
+    if not is_number(value) or not math.isfinite(value):
         raise ConfigError(f"{name}({value!r}): expected a finite number")

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from sparkdl.data.columns import ColumnLike, Columns
 from sparkdl.data.dataset import Dataset
-from sparkdl.exceptions import ConfigError
+from sparkdl.exceptions import ConfigError, integer_option
 from sparkdl.train.hooks.of_run import none_of_every_run
-from sparkdl.train.options.checks import integer_option
 from sparkdl.train.planning.cluster_plan import ClusterPlan, make_plan
 from sparkdl.train.planning.costs import Kind
 from sparkdl.train.planning.model import StepModel

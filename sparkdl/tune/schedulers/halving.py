@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from itertools import cycle
 
-from sparkdl.train.options.checks import integer_option
+from sparkdl.exceptions import integer_option
 from sparkdl.tune.schedulers.moves import Go, Outline, Scheduler, Verdict
 from sparkdl.tune.trial import Trial
 

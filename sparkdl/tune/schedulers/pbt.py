@@ -11,8 +11,7 @@ import numpy as np
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
 from sparkdl import seeding
-from sparkdl.exceptions import ConfigError
-from sparkdl.train.options.checks import integer_option
+from sparkdl.exceptions import ConfigError, integer_option
 from sparkdl.tune.schedulers.moves import Go, Outline, Scheduler, Verdict
 from sparkdl.tune.trial import Trial, best_first
 

@@ -11,9 +11,8 @@ from typing import Any
 import optuna
 from optuna.pruners import BasePruner
 
-from sparkdl.exceptions import ConfigError
+from sparkdl.exceptions import ConfigError, integer_option
 from sparkdl.saved.digest import class_and_digest
-from sparkdl.train.options.checks import integer_option
 from sparkdl.tune.sampling import Quiet
 from sparkdl.tune.schedulers.moves import Go, Outline, Scheduler, Verdict
 from sparkdl.tune.trial import Trial
