@@ -298,13 +298,13 @@ class Loop:
                 self._deadlines.add(outcome.gradient_seconds)
             self._averaged += told.average > 0
             self._counters.check(outcome.extras)
-        # else: many tiny partitions: some iterations of an epoch get no row at all
-        samples, loss = (outcome.samples, outcome.loss) if outcome else (0, before.loss)
-        if isnan(loss):  # all samples have weight zero: nothing is known about the loss
-            loss = before.loss
+        # Of many tiny partitions some iterations of an epoch get no row at all.
+        found = outcome or Outcome(samples=0, loss=before.loss, phases={}, bytes={})
+        # If all samples have weight zero, nothing is known about the loss.
+        loss = before.loss if isnan(found.loss) else found.loss
         now, later = perf_counter(), self._ahead.lead - lead
         run.previous, run.outcome = before, outcome
-        run.state = before.advance(run.steps, samples, loss, now - self._mark - later)
+        run.state = before.advance(run.steps, found.samples, loss, now - self._mark - later)
         self._finished = False
         self._mark = now
         if self._demand is not None and outcome is not None:
@@ -316,15 +316,15 @@ class Loop:
                 "epoch": before.epoch + 1,
                 "iteration": run.state.iteration,
                 "loss": run.state.loss,
-                "samples": samples,
-                "dropped": outcome.dropped if outcome else 0,
-                "lost": outcome.lost if outcome else 0,
-                "direct": int(outcome.direct) if outcome else 0,
+                "samples": found.samples,
+                "dropped": found.dropped,
+                "lost": found.lost,
+                "direct": int(found.direct),
                 "lr": learning_rate,
                 "seconds": seconds,
-                "phases": within(outcome.phases if outcome else {}, seconds, "other"),
-                "bytes": outcome.bytes if outcome else {},
-                "extras": outcome.extras if outcome else {},
+                "phases": within(found.phases, seconds, "other"),
+                "bytes": found.bytes,
+                "extras": found.extras,
             }
         )
         self._schedule.after_iteration()

@@ -47,6 +47,26 @@ def test_a_batch_of_all_rows_differs_by_rounding(spark: Any) -> None:
         assert relative_error(trained(spark, count, ROWS), module) < 1e-6
 
 
+def test_iterations_without_rows_change_nothing(spark: Any) -> None:
+    """Three partitions of one row each give theirs to the last of three iterations."""
+    rows, module, loss = partitioned([1, 1, 1]), mlp(), nn.CrossEntropyLoss()
+    x, y = (torch.from_numpy(np.concatenate(part)) for part in zip(*((p.x, p.y) for p in rows), strict=True))
+    optimizer = SGD(module.parameters())
+    expected = loss(module(x), y)
+    expected.backward()
+    optimizer.step()
+    trainer = Trainer(mlp(), loss=loss, optimizer=SGD, batch_size=1, progress=False)
+    with as_dataset(spark, rows) as data:
+        result = trainer.fit(data)
+    assert relative_error(result.module, module) < 1e-6
+    assert result.history.column("samples") == [0, 0, 3]
+    assert result.history[-1]["loss"] == pytest.approx(expected.item())
+    for row in result.history[:2]:
+        assert (row["dropped"], row["lost"], row["direct"], row["extras"]) == (0, 0, 0, {})
+        assert row["phases"]["other"] == row["seconds"]
+        assert not any(row["bytes"].values())
+
+
 def double(spark: Any, rows: int, count: int, shuffle: bool, source: str) -> nn.Module:
     """Train in double precision, in which rounding is far from anything else."""
     generator = np.random.default_rng(0)
