@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -251,3 +252,14 @@ def test_spark_udf_reads_times_by_the_sessions_clock(spark: Any, tmp_path: Path)
         np.testing.assert_allclose(found, wanted, rtol=1e-5)
     finally:
         spark.conf.set(zone, before)
+
+
+def test_an_empty_list_of_requirements_is_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    taken: list[list[str]] = []
+    pyfunc = import_module("mlflow.pyfunc")
+    monkeypatch.setattr(pyfunc, "save_model", lambda _, **more: taken.append(more["pip_requirements"]))
+    model = TorchModel.from_module(nn.Linear(2, 1), example=np.zeros((2, 2), np.float32))
+    for given in ([], ["torch"], None):
+        sparkdl.mlflow.save_model(model, tmp_path / "model", pip_requirements=given)
+    assert taken[:2] == [[], ["torch"]]
+    assert any(line.startswith("torch==") for line in taken[2])

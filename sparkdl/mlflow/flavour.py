@@ -124,7 +124,7 @@ def save_model(
             input_example=example_of(served, input_example),
             model_config={"trust": list(trust)} if trust else None,
             code_paths=None if code_paths is None else list(code_paths),
-            pip_requirements=list(pip_requirements or _requirements()),
+            pip_requirements=list(_requirements() if pip_requirements is None else pip_requirements),
         )
 
 

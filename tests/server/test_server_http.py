@@ -403,6 +403,8 @@ def test_other_addresses_need_a_token_or_a_word(tmp_path: Path, monkeypatch: pyt
     assert ServerOptions(host="::1").is_local
     with pytest.raises(ConfigError, match="5 characters"):
         ServerOptions(token="short")
+    with pytest.raises(ConfigError, match="--no-token lets anyone in, and there is a token"):
+        ServerOptions(token=TOKEN, open=True)
     with pytest.raises(ConfigError, match="spaces or characters"):
         ServerOptions(token="a token with spaces in it")
     file = tmp_path / "token"

@@ -50,6 +50,11 @@ class ServerOptions:
             )
         if self.key is not None and self.certificate is None:
             raise ConfigError("key is set without certificate: give both for TLS")
+        if self.token is not None and self.open:
+            raise ConfigError(
+                f"--no-token lets anyone in, and there is a token, in a file (--token-file) or in "
+                f"{TOKEN_VARIABLE}: leave one of them out"
+            )
         if self.token is not None:
             _check_token(self.token)
         elif not self.is_local and not self.open:
