@@ -292,7 +292,7 @@ def on_all_rows(estimator: TimeSeriesEstimator) -> TimeSeriesEstimator:
     own = estimator.copy().setValidationSteps(0)
     for name in ("earlyStoppingPatience", "monitor"):
         own.clear(own.getParam(name))
-    return own
+    return own.setMetrics(None)
 
 
 def best_epoch(trial: Trial) -> int:

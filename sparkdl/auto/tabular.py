@@ -122,6 +122,10 @@ class AutoTabular(Estimator[Any]):
             raise ConfigError(f"timeout={timeout!r:.100}: expected a positive number of seconds")
         if not isinstance(validation, float) or not 0 < validation < 1:
             raise ConfigError(f"validation={validation!r:.100}: expected a share above 0 and below 1")
+        if "numFolds" in options:
+            raise ConfigError(
+                f"numFolds={options['numFolds']!r:.100}: a share of the rows validates: validation="
+            )
         if candidates is not None and not candidates:
             raise ConfigError("candidates={}: expected at least one kind of model")
         self.labelCol, self.featuresCols, self.weightCol = labelCol, featuresCols, weightCol

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import logging
 import threading
 import warnings
@@ -144,6 +145,7 @@ class OnlineTrainer:
         Raises:
             DataError: if it is no stream, or naming the column that is missing or cannot become a tensor.
             ConfigError: if the session is one of Spark Connect.
+            TypeError: if there is no such option.
         """
         check_dataframe(stream, "OnlineTrainer.start")
         if not models_in(stream.sparkSession).runs_batches:
@@ -160,6 +162,8 @@ class OnlineTrainer:
             )
         plan_dataframe(stream, features, label, weight)
         dataset = partial(Dataset.from_dataframe, features=features, label=label, weight=weight, **options)
+        # An option that there is not is told before any batch comes.
+        inspect.signature(Dataset.from_dataframe).bind(stream, **dataset.keywords)
 
         def batch(rows: DataFrame, number: int) -> None:
             self._learn(rows, dataset, number, _query_of(rows))

@@ -24,6 +24,8 @@ _OF_ALL_FITS = " (set for good when a Trainer is made: make another one)"
 
 def configure(config: TrainConfig | None, options: Mapping[str, Any]) -> TrainConfig:
     """Return options whose fields were replaced by others."""
+    if not isinstance(config, TrainConfig | None):
+        raise ConfigError(f"config={config!r:.100}: expected a TrainConfig; options of a dict are **options")
     known = (*_ARGUMENTS, *TrainConfig.__slots__)
     unknown = [
         name + (_OF_ALL_FITS if name in _ARGUMENTS else meant(name, value, known, OF_TRAINER))

@@ -162,12 +162,9 @@ class Trainer:
         )
         self.result: FitResult | None = None
         self._optimizer = optimizer
-        self._recipe = Recipe.of(module, self.objective, optimizer, config)
-        if config.schedule is None and self._recipe.trains:
-            check_unscheduled(optimizer, self._recipe.optimizer)
+        self._recipe = self._made()
         self._label: Structure | None = None
         self._chosen: Chosen | None = None  # columns of the DataFrame that was trained on
-        ScheduledHyper(self._recipe.optimizer, config.schedule)  # one that cannot be built is told now
         self.name = config.name or type(module).__name__
 
     def fit(
@@ -348,10 +345,18 @@ class Trainer:
         other = copy.copy(self)
         other.config = configure(self.config, options)
         other.module = self.module if module is None else module
-        other._recipe = Recipe.of(other.module, self.objective, self._optimizer, other.config)
+        other._recipe = other._made()
         other.result, other._label, other._chosen = None, None, None
         other.name = other.config.name or self.name
         return other
+
+    def _made(self) -> Recipe:
+        """Return the recipe of module, loss, optimizer and options; a schedule is tried."""
+        recipe = Recipe.of(self.module, self.objective, self._optimizer, self.config)
+        if self.config.schedule is None and recipe.trains:
+            check_unscheduled(self._optimizer, recipe.optimizer)
+        ScheduledHyper(recipe.optimizer, self.config.schedule)  # one that cannot be built is told now
+        return recipe
 
     def __repr__(self) -> str:
         return f"Trainer({self.name}, {shown.size(self.module)} parameters)"

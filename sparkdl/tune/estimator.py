@@ -91,7 +91,8 @@ class TorchTuner(Estimator[Any], MLWritable, MLReadable[Any]):
         numFolds: folds of the cross-validation; unless the estimator has a ``validationFraction`` or
             ``validationIndicatorCol``, whose rows validate then.
         resume: whether to go on with the search in ``folder``, if there is one.
-        **options: of :class:`Tuner`. A ``timeout`` bounds the time of search and fit together, about.
+        **options: of :class:`Tuner`. A ``timeout`` bounds the time of search and fit together, about;
+            ``max_epochs`` are the estimator's ``maxEpochs`` if these are set.
 
     Raises:
         ConfigError: if an option cannot work.
@@ -132,6 +133,8 @@ class TorchTuner(Estimator[Any], MLWritable, MLReadable[Any]):
         if patience is not None or "earlyStoppingPatience" in self.space:
             # Or the fit at the end has the epochs after the best one, too.
             options["scheduler"] = FIFO(rung=1)
+        if self.estimator.isSet(self.estimator.maxEpochs):
+            options["max_epochs"] = max(1, self.estimator.getMaxEpochs())
         options |= self.options
         return Tuner(train, self.space, metric=self.metric, **options)
 
@@ -191,6 +194,7 @@ class TorchTuner(Estimator[Any], MLWritable, MLReadable[Any]):
             dataset = with_values(dataset, [indicator])
         for name in ("validationFraction", "validationIndicatorCol", "earlyStoppingPatience", "monitor"):
             chosen.clear(chosen.getParam(name))
+        chosen.metrics = None  # of which none is computed without validation
         return chosen.fit(dataset)
 
     def copy(self, extra: Mapping[Param[Any], Any] | None = None) -> TorchTuner:

@@ -97,6 +97,7 @@ def test_options_that_cannot_work_are_told_at_once() -> None:
         ({"timeout": 0}, "timeout=0: expected a positive number of seconds"),
         ({"validation": 1.0}, "validation=1.0: expected a share"),
         ({"candidates": {}}, "expected at least one kind of model"),
+        ({"numFolds": 5}, "numFolds=5: a share of the rows validates"),
         ({"metric": "val/accuracy"}, "mode=None: say whether larger values"),
         ({"candidates": {"own": Candidate(TorchClassifier(), {"rate": [1, 2]})}}, "no Param 'rate'"),
     ):

@@ -15,7 +15,7 @@ from torch import nn
 from torchmetrics.classification import MulticlassAccuracy
 
 from sparkdl.data.store.dataframe import split_by_fraction
-from sparkdl.exceptions import ConfigError, DataError, ModelError
+from sparkdl.exceptions import ConfigError, DataError, ModelError, SparkdlWarning
 from sparkdl.ml import TorchClassifier, TorchEstimator, TorchRegressionModel, TorchRegressor
 from sparkdl.ml.estimators import fitting
 from sparkdl.nn.losses import binary_cross_entropy, cross_entropy, squared_error
@@ -464,9 +464,11 @@ def test_several_inputs_outputs_and_labels(spark):
         featuresCols=["features", "n"],
         labelCols=["y", "k"],
         outputCols=["p", "q"],
+        metrics=MulticlassAccuracy(3),
         maxIter=1,
     )
-    model = est.fit(df)
+    with pytest.warns(SparkdlWarning, match="metrics: without validation rows none is computed"):
+        model = est.fit(df)
     assert model.outputNames() == ["p", "q"]
     assert [spec.key for spec in model.signature.outputs] == ["a", "b"]
     rows = df.toPandas()

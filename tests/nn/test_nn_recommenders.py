@@ -14,7 +14,7 @@ from support.reference import threads
 from torch import Tensor, nn
 
 from sparkdl import Dataset, Trainer
-from sparkdl.exceptions import ConfigError, ModelError
+from sparkdl.exceptions import ConfigError, ModelError, SparkdlWarning
 from sparkdl.keyed.mix import initial_rows
 from sparkdl.nn import DIN, DLRM, DeepFM, NeuralCF, TwoTower, WideAndDeep
 from sparkdl.nn.batch import Batch
@@ -176,6 +176,24 @@ def test_both_towers_share_the_items_table() -> None:
 def test_what_cannot_be_is_named(make: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         make()
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda size, **more: DeepFM((size, 3), **more),
+        lambda size, **more: DIN(size, **more),
+        lambda size, **more: DLRM((3, size), 1, 4, **more),
+        lambda size, **more: NeuralCF(5, size, **more),
+        lambda size, **more: TwoTower((size,), (3,), **more),
+        lambda size, **more: WideAndDeep(size, (3,), **more),
+    ],
+)
+def test_options_of_variables_that_there_are_not_get_a_warning(make: Any) -> None:
+    with pytest.warns(SparkdlWarning, match="are options of embedding variables, and there are none"):
+        make(5, variables={"min_cuont": 3})
+    make(5)
+    make(None, variables={"min_count": 3})  # where a warning would be an error
 
 
 def test_variables_of_columns_begin_differently() -> None:

@@ -97,6 +97,10 @@ def test_a_stream_that_dies_goes_on(spark: Any, tmp_path: Path) -> None:
 
     with pytest.raises(DataError, match="'z' is not in the DataFrame"):
         again.start(spark.readStream.schema(SCHEMA).parquet(str(tmp_path / "rows")), features="z")
+    with pytest.raises(TypeError, match="num_partition'"):
+        again.start(
+            spark.readStream.schema(SCHEMA).parquet(str(tmp_path / "rows")), features="x", num_partition=2
+        )
     with pytest.raises(DataError, match="has an end"):
         again.start(spark.read.parquet(str(tmp_path / "rows" / "1.parquet")), features="x")
 

@@ -522,6 +522,8 @@ def test_options_that_exclude_each_other() -> None:
         make(weights_codec="int8")
     with pytest.raises(ConfigError, match="iterations_per_job=2 needs exchange='replicated'"):
         make(exchange="driver", iterations_per_job=2)
+    with pytest.raises(ConfigError, match="iterations_per_job=2 needs .*; found num_shards=3"):
+        make(num_shards=3, iterations_per_job=2)
 
 
 @pytest.mark.parametrize("codec", ["bf16", "fp16"])

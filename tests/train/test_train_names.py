@@ -69,6 +69,9 @@ def test_what_is_set_for_good_is_said_to_be() -> None:
     trainer = Trainer(mlp(), loss=nn.CrossEntropyLoss(), optimizer=torch.optim.SGD)
     with pytest.raises(ConfigError, match="option loss .set for good when a Trainer is made"):
         trainer.with_options(loss=nn.MSELoss())
+    for config in ({}, {"batch_size": 5}):
+        with pytest.raises(ConfigError, match=r"^config=\{.*expected a TrainConfig"):
+            Trainer(mlp(), loss=nn.MSELoss(), optimizer=torch.optim.SGD, config=config)  # type: ignore[arg-type]
 
 
 def test_an_estimator_says_what_is_meant() -> None:

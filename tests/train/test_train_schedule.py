@@ -507,7 +507,13 @@ def test_a_scheduler_that_nobody_would_step_is_refused():
             ConfigError, match=rf"SGD has a learning-rate scheduler \(lr={rate}, initial_lr=0.1\)"
         ):
             Trainer(module, loss=torch.nn.MSELoss(), optimizer=optimizer)
-        Trainer(module, loss=torch.nn.MSELoss(), optimizer=optimizer, schedule=partial(StepLR, step_size=3))
+        scheduled = Trainer(
+            module, loss=torch.nn.MSELoss(), optimizer=optimizer, schedule=partial(StepLR, step_size=3)
+        )
+        with pytest.raises(ConfigError, match="SGD has a learning-rate scheduler"):
+            scheduled.with_options(schedule=None)
+        with pytest.raises(ConfigError, match="cannot be built for SGD"):
+            scheduled.with_options(schedule=partial(StepLR, steps=3))
     for schedule in (None, partial(StepLR, step_size=3)):  # which is that of the partitions' own steps
         with pytest.raises(ConfigError, match=r"SGD of LocalSteps\(outer=\) has a learning-rate scheduler"):
             Trainer(

@@ -14,6 +14,7 @@ import pytest
 from torch import nn
 from torch.optim import SGD
 from torch.optim.lr_scheduler import ReduceLROnPlateau
+from torchmetrics.classification import MulticlassAccuracy
 
 from sparkdl import TorchClassifier, tune
 from sparkdl.exceptions import ConfigError
@@ -137,15 +138,29 @@ def test_an_estimator_that_writes_checkpoints_is_refused() -> None:
     tune.TorchTuner(estimator=TorchClassifier(checkpointPath=""), space={"learningRate": [1e-3]})
 
 
+@pytest.mark.parametrize(
+    ("given", "options", "expected"),
+    [({}, {}, 10), ({"maxEpochs": 3}, {}, 3), ({"maxEpochs": 3}, {"max_epochs": 7}, 7)],
+)
+def test_epochs_are_those_of_the_estimator_if_it_says_so(
+    given: dict[str, Any], options: dict[str, Any], expected: int
+) -> None:
+    tuner = tune.TorchTuner(estimator=TorchClassifier(**given), space={"learningRate": [1e-3]}, **options)
+    assert tuner._tuner(lambda _: None).max_epochs == expected
+
+
 def test_the_fit_at_the_end_looks_for_no_score(monkeypatch: Any) -> None:
     fitted: list[Any] = []
     monkeypatch.setattr(TorchClassifier, "fit", lambda self, _: fitted.append(self))
-    stops = TorchClassifier(earlyStoppingPatience=2, validationFraction=0.2, monitor="val/loss")
+    stops = TorchClassifier(
+        earlyStoppingPatience=2, validationFraction=0.2, monitor="val/loss", metrics=MulticlassAccuracy(2)
+    )
     tuner = tune.TorchTuner(estimator=stops, space={"learningRate": [1e-3, 1e-2]})
     tuner.refit(None, tune.BestTrial(0, {"learningRate": 1e-2}, 3, 0.5))  # type: ignore[arg-type]
     (fit,) = fitted
     assert [fit.isDefined(name) for name in ("monitor", "earlyStoppingPatience")] == [False, False]
-    assert (fit.getMaxEpochs(), fit.getValidationFraction()) == (3, 0.0)
+    assert (fit.getMaxEpochs(), fit.getValidationFraction(), fit.metrics) == (3, 0.0, None)
+    assert stops.metrics is not None
 
 
 def _rates(estimator: Any, rows: int, share: float = 1.0) -> list[float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
@@ -17,7 +18,7 @@ from torch.optim.lr_scheduler import ConstantLR
 
 from sparkdl.data.columns import Columns
 from sparkdl.data.dataset import Dataset
-from sparkdl.exceptions import ConfigError, DataError, SparkdlError
+from sparkdl.exceptions import ConfigError, DataError, SparkdlError, SparkdlWarning
 from sparkdl.hf.labels import name_classes
 from sparkdl.ml.estimators import continued, fitting, sparsity
 from sparkdl.ml.estimators.continued import Earlier
@@ -132,6 +133,11 @@ class FitsModule(HasAttributes, HasRunSetters, HasHyper, TorchWritable, TorchRea
         with self._datasets(rows, plan.label) as (data, validation):
             if validation is not None:
                 _check_not_empty(validation)
+            elif self.metrics is not None:
+                message = (
+                    "metrics: without validation rows none is computed; set some aside, or leave metrics out"
+                )
+                warnings.warn(SparkdlWarning(message, code="config"), stacklevel=5)
             trainer = self._trainer(rows, plan)
             for one in (data, validation):
                 if one is not None:

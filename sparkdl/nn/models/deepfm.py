@@ -62,7 +62,7 @@ class DeepFM(nn.Module):
         super().__init__()
         self.cardinalities, self.hidden = tuple(cardinalities), tuple(hidden)
         name = type(self).__name__
-        check_cardinalities(name, cardinalities=self.cardinalities)
+        check_cardinalities(name, variables, cardinalities=self.cardinalities)
         check_sizes(name, embedding=embedding, hidden=self.hidden)
         check_sizes(name, least=0, numbers=numbers)
         check_share(name, dropout=dropout)

@@ -70,7 +70,7 @@ class DIN(nn.Module):
             tuple(hidden),
         )
         name = type(self).__name__
-        check_cardinalities(name, items=items, cardinalities=self.cardinalities)
+        check_cardinalities(name, variables, items=items, cardinalities=self.cardinalities)
         check_sizes(name, embedding=embedding, attention=self.attention, hidden=self.hidden)
         check_sizes(name, least=0, numbers=numbers)
         check_share(name, dropout=dropout)

@@ -64,7 +64,7 @@ class DLRM(nn.Module):
             bottom=self.bottom,
             top=self.top,
         )
-        check_cardinalities(type(self).__name__, cardinalities=self.cardinalities)
+        check_cardinalities(type(self).__name__, variables, cardinalities=self.cardinalities)
         self.numbers, self.embedding = numbers, embedding
         self.variables = None if variables is None else dict(variables)
         self.embed = FieldEmbedding(self.cardinalities, embedding, variables=variables)

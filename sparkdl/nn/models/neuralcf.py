@@ -58,7 +58,7 @@ class NeuralCF(nn.Module):
         super().__init__()
         name = type(self).__name__
         self.hidden = tuple(hidden)
-        check_cardinalities(name, users=users, items=items)
+        check_cardinalities(name, variables, users=users, items=items)
         check_sizes(name, hidden=self.hidden)
         check_sizes(name, least=0, embedding=embedding, mf_embedding=mf_embedding)
         if not embedding and not mf_embedding:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from numbers import Integral
@@ -10,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sparkdl.exceptions import ConfigError, ModelError
+from sparkdl.exceptions import ConfigError, ModelError, SparkdlWarning
 from sparkdl.nn.embedding import EmbeddingVariable
 
 
@@ -66,17 +67,30 @@ def column_table(
     return nn.Embedding(size, width, sparse=sparse)
 
 
-def check_cardinalities(owner: str, **found: Sequence[Cardinality] | Cardinality) -> None:
-    """Check that cardinalities are integers from 1, or ``None``."""
+def check_cardinalities(
+    owner: str, variables: Mapping[str, Any] | None, /, **found: Sequence[Cardinality] | Cardinality
+) -> None:
+    """Check that cardinalities are integers from 1, or ``None``.
+
+    A warning says if options of embedding variables are given, and there are none.
+    """
+    any_number = False
     for name, value in found.items():
         several = isinstance(value, list | tuple)
         sizes = value if isinstance(value, list | tuple) else [value]
         given = [size for size in sizes if size is not None]
+        any_number |= len(given) < len(sizes)
         if any(isinstance(size, bool) or not isinstance(size, Integral) or size < 1 for size in given):
             expected = "integers of at least 1" if several else "an integer of at least 1"
             raise ConfigError(
                 f"{owner}: {name}={value!r}: expected {expected}, or None for 64-bit ids of any number"
             )
+    if variables and not any_number:
+        message = (
+            f"{owner}: variables={dict(variables)!r:.100} are options of embedding variables, and there are "
+            f"none: that takes None among {', '.join(found)}"
+        )
+        warnings.warn(SparkdlWarning(message, code="config"), stacklevel=3)
 
 
 class FieldEmbedding(nn.Module):

@@ -93,7 +93,7 @@ class TwoTower(nn.Module):
         super().__init__()
         self.users, self.items, self.hidden = tuple(users), tuple(items), tuple(hidden)
         name = type(self).__name__
-        check_cardinalities(name, users=self.users, items=self.items)
+        check_cardinalities(name, variables, users=self.users, items=self.items)
         check_sizes(name, embedding=embedding, hidden=self.hidden, width=width)
         if not self.items or not (self.users or history):
             raise ConfigError(f"{name}: users={users!r}, items={items!r}: expected columns on both sides")

@@ -67,7 +67,7 @@ class WideAndDeep(nn.Module):
         super().__init__()
         self.cardinalities, self.hidden = tuple(cardinalities), tuple(hidden)
         name = type(self).__name__
-        check_cardinalities(name, wide_features=wide_features, cardinalities=self.cardinalities)
+        check_cardinalities(name, variables, wide_features=wide_features, cardinalities=self.cardinalities)
         check_sizes(name, embedding=embedding, hidden=self.hidden)
         check_sizes(name, least=0, numbers=numbers)
         check_share(name, dropout=dropout)

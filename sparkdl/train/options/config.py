@@ -137,11 +137,14 @@ class TrainConfig:
             for name in ("num_shards", "drop_stragglers"):
                 if getattr(self, name) is not None:
                     raise ConfigError(f"{name} needs exchange='driver'; found exchange={self.exchange!r}")
-        elif self.exchange == "driver" and (self.iterations_per_job or 1) > 1:
-            raise ConfigError(
-                f"iterations_per_job={self.iterations_per_job} needs exchange='replicated' or 'sharded'; "
-                "found 'driver'"
-            )
+        several = self.iterations_per_job is not None and self.iterations_per_job > 1
+        for name in ("exchange", "num_shards", "drop_stragglers"):
+            found = getattr(self, name)
+            if several and (found == "driver" if name == "exchange" else found is not None):
+                raise ConfigError(
+                    f"iterations_per_job={self.iterations_per_job} needs exchange='replicated' or 'sharded'; "
+                    f"found {name}={found!r}"
+                )
 
         if self.weights_codec != "fp32":
             taken = {"exchange": self.exchange not in ("auto", "sharded")} | {
