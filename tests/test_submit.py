@@ -324,6 +324,24 @@ def job(*arguments: str) -> Job:
     return submit.job_of(parsed[0].parse_args(list(arguments)))
 
 
+def test_the_log_of_a_driver_in_the_cluster_is_as_rich_as_is_wanted(folder: Path) -> None:
+    """Its variables are not those of spark-submit."""
+    for master, variables in (("yarn", "spark.yarn.appMasterEnv"), ("k8s://h", "spark.kubernetes.driverEnv")):
+        there = planned(master=master, deploy_mode="cluster", log_level="debug")
+        assert there.confs[f"{variables}.SPARKDL_LOG"] == "DEBUG"
+        for other in ({"log_level": "debug"}, {"deploy_mode": "cluster"}):
+            assert f"{variables}.SPARKDL_LOG" not in planned(master=master, **other).confs
+
+
+@pytest.mark.parametrize("option", ["retry-delay", "retry-folder"])
+def test_what_is_about_retries_is_refused_without(folder: Path, option: str) -> None:
+    given = [f"--{option}", "3", "--master", "yarn", "train.py"]
+    with pytest.raises(ConfigError, match=f"^{option} is given without retries"):
+        job(*given)
+    for retries in ("0", "2"):  # a job file has them, and this time there are to be none
+        assert job("--retries", retries, *given).retries == int(retries)
+
+
 def test_a_job_file_says_what_the_command_line_does(folder: Path) -> None:
     (folder / "job.toml").write_text(JOB)
     found = job("--conf-file", "job.toml")

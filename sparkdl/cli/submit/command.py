@@ -136,6 +136,10 @@ def job_of(args: argparse.Namespace) -> Job:
         found.pop("pack_env", None)
     if args.pack_env and args.env is None:
         found.pop("env", None)
+    for name in ("retry_folder", "retry_delay"):
+        if name in found and "retries" not in found:
+            option = name.replace("_", "-")
+            raise command_error(f"{option} is given without retries: say how many, or leave {option} out")
     found["conf"] = {**found.get("conf", {}), **dict(args.conf)}
     if args.command and args.command[0] != "--":
         found |= {"script": args.command[0], "args": tuple(args.command[1:])}
@@ -224,6 +228,8 @@ def plan(job: Job, folder: Path) -> Submission:
         files = [conf["spark.submit.pyFiles"]] if conf.get("spark.submit.pyFiles") else []
         conf["spark.submit.pyFiles"] = ",".join([*files, str(modules[1])])
     notes, remote = _notes(job, conf, folder), conf.get("spark.submit.deployMode") == "cluster"
+    if remote and job.log_level is not None and (kind := kind_of(job.master)) in _IN_CLUSTER:
+        conf[f"{_IN_CLUSTER[kind][0]}.{logs.VARIABLE}"] = job.log_level.upper()
     command = [str(spark_home() / "bin" / "spark-submit"), "--master", job.master]
     if job.name is not None:
         command += ["--name", job.name]
