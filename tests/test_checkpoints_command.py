@@ -50,6 +50,15 @@ def test_it_verifies(folder: Path, capsys: Any) -> None:
     assert main(["checkpoints", str(folder), "--export", str(folder / "x")]) == 1
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [(["--iteration", "5"], "--iteration says which"), (["--json", "--export", "x"], "give one of them")],
+)
+def test_options_that_would_do_nothing(folder: Path, options: list[str], message: str, capsys: Any) -> None:
+    assert main(["checkpoints", str(folder), *options]) == 1
+    assert message in capsys.readouterr().err
+
+
 def test_it_exports_a_plain_state_dict(folder: Path, tmp_path: Path, capsys: Any) -> None:
     file = tmp_path / "weights.safetensors"
     assert main(["checkpoints", str(folder), "--export", str(file), "--iteration", "5"]) == 0

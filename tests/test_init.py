@@ -282,6 +282,7 @@ def test_tables_without_rows_or_features(table: str) -> None:
         (["--data", "text.parquet", "--label", "x"], "is neither Parquet nor CSV"),
         (["--data", "text.parquet"], "--data needs --label"),
         (["--label", "x"], "--label needs --data"),
+        (["--drop-nulls"], "--drop-nulls needs --data"),
         (["--table", "rides"], "--table needs --label"),
         (["--table", "rides", "--data", "a", "--label", "x"], "expected one of them"),
         (["--table", "rides", "--in-place", "--label", "x"], "--in-place reads Parquet files, and --table"),

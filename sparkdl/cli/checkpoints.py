@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from sparkdl import redaction
+from sparkdl.cli.arguments import command_error
 from sparkdl.exceptions import ConfigError, SparkdlError
 
 _EXAMPLES = """examples:
@@ -45,6 +46,12 @@ def register(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """List, verify or export; return 1 if something is damaged or missing."""
+    if args.iteration is not None and args.export is None:
+        raise command_error(
+            "--iteration says which checkpoint to export: give --export FILE, or leave it out"
+        )
+    if args.json and args.export is not None:
+        raise command_error("--export writes a checkpoint, and --json is about the list: give one of them")
     from sparkdl.train.checkpoint import CheckpointFolder
 
     try:

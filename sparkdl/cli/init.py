@@ -94,9 +94,12 @@ def run(args: argparse.Namespace) -> int:
 def _table(args: argparse.Namespace) -> Table | None:
     sources = [name for name in ("data", "table") if getattr(args, name) is not None]
     if not sources:
-        for name in ("label", "features", "task"):
-            if getattr(args, name) is not None:
-                raise command_error(f"--{name} needs --data, a file or folder of Parquet or CSV, or --table")
+        for name in ("label", "features", "task", "drop_nulls"):
+            if getattr(args, name):
+                option = name.replace("_", "-")
+                raise command_error(
+                    f"--{option} needs --data, a file or folder of Parquet or CSV, or --table"
+                )
         if args.in_place:
             raise command_error("--in-place needs --data: a file or folder of Parquet")
         return None
