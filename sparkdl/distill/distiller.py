@@ -22,7 +22,7 @@ from sparkdl.distill.rows import TrainingRows, given, name_of, teachers_of
 from sparkdl.distill.service import ServiceAnswers
 from sparkdl.distill.soft_labels import LogitEncoding, labelled
 from sparkdl.distill.step import DistillStep
-from sparkdl.distill.teachers import Answering, ColumnAnswers, ModuleAnswers, Teacher
+from sparkdl.distill.teachers import Answering, ColumnAnswers, ModuleAnswers, SoftLabels, Teacher
 from sparkdl.exceptions import ConfigError, ModelError, SparkdlError, is_integer
 from sparkdl.nn.batch import call
 from sparkdl.nn.trace import explain_failure
@@ -195,6 +195,10 @@ class Distiller:
         if not (number or keep in (None, "all")):
             raise ConfigError(
                 f"keep={keep!r}: expected 'all', how many of the largest logits of each row, or None"
+            )
+        if number and all(isinstance(teacher, SoftLabels) for teacher in self._teachers):
+            raise ConfigError(
+                f"keep={keep}: all teachers are SoftLabels, which are columns already: leave keep out"
             )
         if number and not isinstance(self._loss, KD):
             raise ConfigError(f"keep={keep}: {type(self._loss).__name__} needs all outputs: keep='all'")

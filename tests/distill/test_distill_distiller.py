@@ -460,6 +460,7 @@ def test_an_error_carries_the_student_without_projectors(spark: Any) -> None:
         ({"keep": 5}, "at most as many as there are classes"),
         ({"keep": 0}, "keep=0: expected"),
         ({"keep": True}, "keep=True: expected"),
+        ({"keep": 2, "teacher": SoftLabels("label")}, "keep=2: all teachers are SoftLabels"),
         ({"keep": 2, "loss": LogitMatching()}, "LogitMatching needs all outputs"),
         ({"loss": nn.CrossEntropyLoss()}, "a loss of sparkdl.distill"),
         ({"teacher": 3}, "teacher 3: expected a torch.nn.Module"),
