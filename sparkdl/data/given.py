@@ -79,6 +79,14 @@ class Chosen:
         collate = replace(collate, has_label=False) if isinstance(collate, Pad) else collate
         return replace(self, label=None, weight=None, collate=collate)
 
+    def collated_as(self, last: Chosen | None) -> Chosen:
+        """Return them with the ``collate`` of a fit's rows, which is no column, if any are given."""
+        if last is None or not self.given():
+            return self
+        collate = last.collate
+        collate = replace(collate, has_label=self.label is not None) if isinstance(collate, Pad) else collate
+        return replace(self, collate=collate)
+
     def taken_by(self, module: nn.Module | None, vectors: Collection[str]) -> Chosen:
         """Return them with features as a module takes them, given which columns hold ML vectors.
 

@@ -256,7 +256,7 @@ class Trainer:
             module: whose weights to evaluate; by default what the last ``fit`` trained, before that
                 the module itself. It may be frozen.
             features: columns of a DataFrame, as in :meth:`fit`. If no columns are named, those that the last
-                ``fit`` of a DataFrame read.
+                ``fit`` of a DataFrame read. Its ``collate`` makes the batches, whatever they are.
             label: likewise, for the loss.
             weight: likewise, for sample weights.
 
@@ -274,7 +274,7 @@ class Trainer:
         module, recipe = self._to_use(module)
         metrics = self.config.metrics if metrics is None else metrics
         config = replace(self.config, metrics=metrics)
-        chosen = Chosen(features, label, weight)
+        chosen = Chosen(features, label, weight).collated_as(self._chosen)
         with dataset_of(data, chosen, self._chosen, "evaluate", module) as rows:
             spec = recipe.spec(rows.plan, module, rows.transform, rows.collate, self._label)
             check_metrics(serialize.dumps(spec, "the evaluation"), rows, metrics)
@@ -312,8 +312,9 @@ class Trainer:
             size = integer_option("predict", "batch_size", batch_size, 1)
         module, recipe = self._to_use(module)
         last = None if self._chosen is None else self._chosen.unlabelled(getattr(data, "columns", ()))
+        chosen = Chosen(features) if last is None or features is None else replace(last, features=features)
         with (
-            dataset_of(data, Chosen(features), last, "predict", module) as rows,
+            dataset_of(data, chosen, last, "predict", module) as rows,
             shipped(
                 rows.access,
                 rows.store(),

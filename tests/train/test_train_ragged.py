@@ -69,6 +69,11 @@ def test_rows_of_different_lengths_need_no_dataset(spark: Any, collate: Any) -> 
     np.testing.assert_allclose(outputs, expected, atol=1e-5)
     loss = nn.functional.cross_entropy(expected, labels)
     assert fits.evaluate(df)["loss"] == pytest.approx(loss.item(), abs=1e-5)
+    # Batches are made so of other columns, too.
+    others = df.rename(columns={"words": "text", "label": "kind"})
+    assert fits.evaluate(others, features="text", label="kind")["loss"] == fits.evaluate(df)["loss"]
+    renamed = df.rename(columns={"words": "text"})
+    np.testing.assert_array_equal(fits.predict(renamed, features="text"), outputs)
 
 
 def test_rows_without_a_label_are_predicted(spark: Any) -> None:
