@@ -666,6 +666,21 @@ def test_a_single_logit_is_evaluated_on_labels_of_two_classes(spark):
             model.evaluate(points(spark, (0.0, label)))
 
 
+@pytest.mark.parametrize("layers", [[nn.Linear(2, 1)], [nn.LayerNorm(2), nn.Linear(2, 1)]])
+def test_an_evaluation_is_of_the_module_that_predicts(spark, layers):
+    """Of weights of 8 bits, which are no parameters, and are off by a lot for one of 50 beside one of 0.2."""
+    module = nn.Sequential(*layers)
+    with torch.no_grad():
+        module[-1].weight.copy_(torch.tensor([[50.0, 0.19]]))
+    df = points(spark, (0.0, 1.0))
+    model = TorchRegressionModel.from_module(module, example=np.zeros((2, 2), np.float32)).setQuantize(True)
+    rows = np.array([[i % 3, i] for i in range(12)], np.float32)
+    expected = np.mean((Predictor.of(model)(rows)[:, 0] - np.arange(12) % 2) ** 2)
+    assert model.evaluate(df)["loss"] == pytest.approx(expected, rel=1e-5)
+    exact = np.mean((Predictor(model.module)(rows)[:, 0] - np.arange(12) % 2) ** 2)
+    assert abs(exact - expected) > 1e-3
+
+
 def test_checkpoints_and_resume(spark, tmp_path):
     df, path = points(spark), str(tmp_path / "run")
     est = TorchClassifier(checkpointPath=path, batchSize=6, maxEpochs=1, seed=5)

@@ -11,7 +11,7 @@ import torch
 from pyspark.ml.classification import ProbabilisticClassificationModel
 from pyspark.ml.regression import RegressionModel
 from pyspark.sql import DataFrame
-from torch import Tensor
+from torch import Tensor, nn
 
 from sparkdl.data.columns import Column, Columns
 from sparkdl.data.dataset import Dataset
@@ -21,6 +21,7 @@ from sparkdl.ml.estimators import fitting, tables
 from sparkdl.ml.params.columns import value_of
 from sparkdl.ml.params.training import HasLabelCols
 from sparkdl.nn.batch import tensors_of
+from sparkdl.nn.int8 import quantize as quantized
 from sparkdl.nn.losses import binary_cross_entropy, cross_entropy, squared_error
 from sparkdl.train.given import knows_loss
 from sparkdl.train.trainer import Trainer
@@ -52,7 +53,7 @@ def evaluate(model: Any, df: DataFrame, metrics: Any, loss: Loss | None) -> dict
         read = kept if model.encoding is not None else [*model.featuresNames(), *kept]
         df = fitting.with_values(df, [name for name in read if name in df.columns])
     trainer = Trainer(
-        model.module,
+        _module_of(model),
         loss=chosen if measured else _nothing,
         optimizer=partial(torch.optim.SGD, lr=0.0),  # nothing is trained
         progress=False,
@@ -83,6 +84,17 @@ def _label_and_loss(model: Any) -> tuple[Column | list[Column] | None, Loss | No
     if len(outputs) == 1 and isinstance(model, RegressionModel):
         return Column(name, outputs[0].shape, outputs[0].dtype), squared_error
     return Column(name), None
+
+
+def _module_of(model: Any) -> nn.Module:
+    """Return the module that a transform calls."""
+    if not model.getQuantize():
+        module: nn.Module = model.module
+        return module
+    rounded = quantized(model.module)
+    if not any(parameter.requires_grad for parameter in rounded.parameters()):
+        rounded.register_parameter("sparkdl_none", nn.Parameter(torch.zeros(1)))  # a Trainer wants one
+    return rounded
 
 
 def _nothing(output: Any, label: Any) -> Tensor:
