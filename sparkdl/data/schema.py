@@ -292,7 +292,7 @@ def _convert(plan: ColumnPlan, series: Any, vectors: _Vectors) -> Array:
             found = of_rows(listed, f"column {plan.source!r}")
             vectors[plan.source] = dict(zip(PARTS, found, strict=True))
         return from_rows(plan, vectors[plan.source][plan.part], name)
-    if listed and isinstance(listed[0], bytes):
+    if listed and isinstance(listed[0], bytes | bytearray | memoryview):
         if plan.shape is None:
             raise unread_bytes("column", plan.source)
         binary = replace(plan, binary=True, dtype=plan.dtype or "uint8")

@@ -74,6 +74,17 @@ def test_what_cannot_become_a_tensor_is_named(options: Any, message: str) -> Non
         plan_pandas(FRAME, **({"label": None, "weight": None} | options))
 
 
+def test_bytes_are_bytes_whatever_python_keeps_them_in() -> None:
+    """``toPandas`` gives bytearrays where ``spark.sql.execution.pyspark.binaryAsBytes`` is false."""
+    values = np.array([[1.5], [-2.0]], np.float32)
+    for kind in (bytes, bytearray, memoryview):
+        frame = pd.DataFrame({"raw": [kind(row.tobytes()) for row in values]})
+        _, arrays = plan_pandas(frame, Column("raw", (1,), "float32"), None, None)
+        np.testing.assert_array_equal(arrays["features"], values)
+        with pytest.raises(DataError, match="column 'raw' is binary"):
+            plan_pandas(frame, "raw", None, None)
+
+
 def test_a_weight_is_one_column() -> None:
     with pytest.raises(ConfigError, match=r"weight=\['i', 'f'\]: expected one column"):
         plan_pandas(FRAME, "i", None, ["i", "f"])  # type: ignore[arg-type]
