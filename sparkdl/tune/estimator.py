@@ -15,7 +15,7 @@ from sparkdl.ml.estimators.fits_module import FitsModule
 from sparkdl.ml.estimators.fits_torch import FitsTorch
 from sparkdl.ml.estimators.fitting import with_values
 from sparkdl.ml.estimators.sparsity import settled
-from sparkdl.ml.params.columns import value_of
+from sparkdl.ml.params.columns import is_set, value_of
 from sparkdl.ml.persistence.stored import explained
 from sparkdl.train.scheduled import follows_scores
 from sparkdl.train.trainer import Trainer
@@ -133,7 +133,7 @@ class TorchTuner(Estimator[Any], MLWritable, MLReadable[Any]):
         if patience is not None or "earlyStoppingPatience" in self.space:
             # Or the fit at the end has the epochs after the best one, too.
             options["scheduler"] = FIFO(rung=1)
-        if self.estimator.isSet(self.estimator.maxEpochs):
+        if is_set(self.estimator, self.estimator.maxEpochs):
             options["max_epochs"] = max(1, self.estimator.getMaxEpochs())
         options |= self.options
         return Tuner(train, self.space, metric=self.metric, **options)

@@ -25,6 +25,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 from support.serving import centred
 from torch import nn
+from torch.optim import SGD
 from torchmetrics.classification import MulticlassAccuracy
 
 from sparkdl.exceptions import ConfigError, DataError, ModelError
@@ -471,6 +472,19 @@ def test_params_of_an_encoding_are_refused_where_there_is_none() -> None:
             est.clear(est.getParam(name))
             assert not tables.encodes(est, table)
         assert tables.encodes(TorchClassifier(featuresCols=["n"], **{name: least}), table)
+
+
+def test_params_that_are_given_none_are_left_open() -> None:
+    """With ``inputTypes=None`` the strings of a table were no categories any more."""
+    table: Any = SimpleNamespace(schema=T.StructType().add("n", T.DoubleType()).add("s", T.StringType()))
+    nothing: dict[str, Any] = dict.fromkeys(("inputNames", "inputShapes", "inputTypes", "minFrequency"))
+    for encode in ("auto", "on"):
+        assert tables.encodes(TorchClassifier(featuresCols=["n", "s"], encode=encode, **nothing), table)
+    assert not tables.encodes(TorchClassifier(featuresCols=["n"], encode="off", **nothing), table)
+    module = {"module": nn.Linear(1, 2)}
+    assert not tables.encodes(TorchClassifier(featuresCols=["n"], **module, **nothing), table)
+    built = SGD(module["module"].parameters(), lr=0.1)
+    TorchClassifier(optimizer=built, learningRate=None, **module)._check()  # type: ignore[arg-type]
 
 
 def test_a_classifier_of_a_table_has_nothing_to_leave_unstandardised() -> None:

@@ -26,7 +26,7 @@ from sparkdl.ml.estimators.model import Fitted
 from sparkdl.ml.estimators.observers import observed
 from sparkdl.ml.estimators.summary import TrainingSummary
 from sparkdl.ml.params.attributes import Factory, HasAttributes
-from sparkdl.ml.params.columns import value_of
+from sparkdl.ml.params.columns import is_set, value_of
 from sparkdl.ml.params.hyper import HasHyper
 from sparkdl.ml.params.training import HasRunSetters
 from sparkdl.ml.persistence.saving import TorchReadable, TorchWritable
@@ -194,7 +194,7 @@ class FitsModule(HasAttributes, HasRunSetters, HasHyper, TorchWritable, TorchRea
                     f"{of}.{next(iter(hyper))} is set, but {of} is a {type(made_by).__name__} that was "
                     "built already; give a class or factory instead"
                 )
-        if self.isSet(self.learningRate) and isinstance(self.optimizer, torch.optim.Optimizer | Mapping):
+        if is_set(self, self.learningRate) and isinstance(self.optimizer, torch.optim.Optimizer | Mapping):
             raise ConfigError(
                 f"learningRate is set, but optimizer is a {type(self.optimizer).__name__} that has rates of "
                 "its own; set them there, or give a class or factory instead"
@@ -233,7 +233,7 @@ class FitsModule(HasAttributes, HasRunSetters, HasHyper, TorchWritable, TorchRea
 
     def _optimizer_factory(self, module: nn.Module) -> Optimizers | None:
         hyper = self.getHyper("optimizer")
-        if self.isSet(self.learningRate):
+        if is_set(self, self.learningRate):
             hyper = {"lr": self.getLearningRate(), **hyper}
         if self.optimizer is not None:
             given: Any = self.optimizer

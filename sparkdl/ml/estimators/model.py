@@ -30,6 +30,7 @@ from sparkdl.ml.params.columns import (
     HasInputs,
     HasOutputs,
     HasPrediction,
+    is_set,
     value_of,
 )
 from sparkdl.ml.params.training import HasLabelCols, HasRun, HasTraining
@@ -149,7 +150,7 @@ class _TableModel(Fitted, HasTraining, HasInputs, HasErrorCol):
 
             model.signature = look(model, example)
         elif example is not None:
-            if isinstance(example, Mapping) and not model.isSet(model.inputNames):
+            if isinstance(example, Mapping) and not is_set(model, model.inputNames):
                 model.setInputNames(_arguments_for(model.featuresNames(), list(example)))
             names = model._arguments()
             model.signature = Signature.of_rows(module, group(_tensors_of(example, names), names))

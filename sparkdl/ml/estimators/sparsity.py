@@ -15,6 +15,7 @@ from sparkdl.data.columns import SPARSE, as_column, quoted
 from sparkdl.data.schema import check_unambiguous, vector_columns
 from sparkdl.exceptions import ConfigError
 from sparkdl.ml.estimators.fitting import check_rows
+from sparkdl.ml.params.columns import is_set
 from sparkdl.nn.parameters import tables_of, trainable
 from sparkdl.optim.groups import Match
 from sparkdl.optim.spec import OptimizerFactory, Optimizers
@@ -38,7 +39,7 @@ def settled(estimator: E, df: DataFrame) -> E:
 
 
 def _input_types(estimator: Any, df: DataFrame) -> list[str | None] | None:
-    if estimator.isSet(estimator.inputTypes) or estimator.isSet(estimator.inputShapes):
+    if is_set(estimator, estimator.inputTypes) or is_set(estimator, estimator.inputShapes):
         return None
     names = estimator.featuresNames()
     vectors = [name for name in vector_columns(df) if name in names]
@@ -47,7 +48,7 @@ def _input_types(estimator: Any, df: DataFrame) -> list[str | None] | None:
     for name in vectors:
         check_unambiguous(df, name, "features")
     if estimator.module is None:
-        wide = len(names) == 1 and not estimator.isSet(estimator.inputNames) and _is_wide(df, names[0])
+        wide = len(names) == 1 and not is_set(estimator, estimator.inputNames) and _is_wide(df, names[0])
         return [SPARSE] if wide else None
     columns = sparse.where_taken(estimator.inputColumns(), estimator.module, vectors)
     listed: Any = list(columns.values()) if isinstance(columns, dict) else columns

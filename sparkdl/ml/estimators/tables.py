@@ -14,7 +14,7 @@ from torch import nn
 from sparkdl.data.columns import Columns
 from sparkdl.exceptions import ConfigError
 from sparkdl.ml.estimators.continued import Earlier, check_told
-from sparkdl.ml.params.columns import value_of
+from sparkdl.ml.params.columns import is_set, value_of
 from sparkdl.ml.stages import tabular_frame
 from sparkdl.ml.stages.tabular_fit import count_rows, fit_encoding, kind_of
 from sparkdl.nn.models.tabular import Tabular
@@ -35,7 +35,7 @@ def encodes(estimator: Any, df: DataFrame) -> bool:
     """
     found = _encodes(estimator, df)
     for param in (estimator.maxCategories, estimator.minFrequency):
-        if not found and estimator.isSet(param):
+        if not found and is_set(estimator, param):
             raise ConfigError(
                 f"{param.name} is set, but no column is encoded: that takes featuresCols with columns of a "
                 "table, and no module, one that takes cardinalities, or encode='on'; leave it out"
@@ -51,7 +51,7 @@ def _encodes(estimator: Any, df: DataFrame) -> bool:
     described = [
         param.name
         for param in (estimator.inputNames, estimator.inputShapes, estimator.inputTypes)
-        if estimator.isSet(param)
+        if is_set(estimator, param)
     ]
     if choice == "on":
         if not names:
@@ -163,7 +163,7 @@ def training(
     its fit is the one that has them. The iterations of a fold's fit are those of its ``share`` of the rows.
     """
     rows = planned_rows(encoding.rows)
-    if estimator.isSet(estimator.batchSize):
+    if is_set(estimator, estimator.batchSize):
         size = estimator.getBatchSize()
     else:
         size = before.batch_size if before else batch_size(rows)

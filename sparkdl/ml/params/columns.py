@@ -34,6 +34,11 @@ def value_of(instance: Params, param: Param[T]) -> T | None:
     return instance.getOrDefault(param) if instance.isDefined(param) else None
 
 
+def is_set(instance: Params, param: Param[Any]) -> bool:
+    """Return whether a Param has been given a value; to give it ``None`` is to leave it open."""
+    return instance.isSet(param) and instance.getOrDefault(param) is not None
+
+
 class HasErrorCol(HasEntries):
     """Mixin for what happens to rows that cannot be scored."""
 

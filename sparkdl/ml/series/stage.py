@@ -21,7 +21,7 @@ from sparkdl.ml.estimators import continued, fitting
 from sparkdl.ml.estimators.fits_module import FitPlan, FitRows, FitsModule
 from sparkdl.ml.estimators.model import Fitted
 from sparkdl.ml.params.attributes import ATTRIBUTES
-from sparkdl.ml.params.columns import value_of
+from sparkdl.ml.params.columns import is_set, value_of
 from sparkdl.ml.params.entries import constructed_by
 from sparkdl.ml.params.keywords import SeriesKeywords
 from sparkdl.ml.series import backtest
@@ -227,7 +227,7 @@ class TimeSeriesEstimator(HasSeriesTraining, FitsModule, Estimator[TimeSeriesMod
     def _check(self) -> None:
         super()._check()
         for param in (self.architecture, self.level):
-            if self.module is not None and self.isSet(param):
+            if self.module is not None and is_set(self, param):
                 raise ConfigError(
                     f"{param.name} is set, which is about the library's modules, but module is given, too: "
                     "leave one of them out"
@@ -314,7 +314,7 @@ class TimeSeriesEstimator(HasSeriesTraining, FitsModule, Estimator[TimeSeriesMod
 
     def _epochs(self, iterations: int) -> int:
         """Return the passes of a fit: few windows are seen more often, unless a Param says how often."""
-        free = not self.isSet(self.maxEpochs) and value_of(self, self.maxIter) is None
+        free = not is_set(self, self.maxEpochs) and value_of(self, self.maxIter) is None
         least = -(-_LEAST_ITERATIONS // iterations) if free and iterations else 0
         return max(self.getMaxEpochs(), least)
 
