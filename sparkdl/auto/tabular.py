@@ -13,10 +13,10 @@ from urllib.parse import quote
 import torch
 from pyspark.ml import Estimator
 from pyspark.sql import DataFrame
-from pyspark.sql.types import BooleanType, DecimalType, FractionalType, StringType
+from pyspark.sql.types import BooleanType, DecimalType, FractionalType
 
 from sparkdl.auto.leaderboard import Entry, Leaderboard, entries_of
-from sparkdl.data.schema import missing_column
+from sparkdl.data.schema import STRINGS, missing_column
 from sparkdl.exceptions import ConfigError, DataError, SparkdlWarning, is_number
 from sparkdl.metrics import LOSS
 from sparkdl.ml.estimators.estimator import TorchClassifier, TorchRegressor
@@ -204,7 +204,7 @@ class AutoTabular(Estimator[Any]):
         if self.labelCol not in kinds:
             raise missing_column(df, self.labelCol, "label")
         kind = kinds[self.labelCol]
-        if isinstance(kind, StringType | BooleanType):
+        if isinstance(kind, BooleanType | STRINGS):
             return "classification"
         if isinstance(kind, FractionalType | DecimalType):
             return "regression"

@@ -36,6 +36,9 @@ from sparkdl.wire.frame import Array
 _Vectors = dict[str, dict[str, list[Array]]]
 """Indices and values of the rows of sparse columns, by column and part."""
 
+STRINGS = T.StringType | T.CharType | T.VarcharType
+"""The SQL types of strings; Spark 4.1 and later can keep the last two."""
+
 _OWN = "__sparkdl_"  # names of columns that sparkdl adds itself begin so
 
 
@@ -233,7 +236,7 @@ def _kind(data_type: DataType) -> str:
         data_type = data_type.elementType
     if isinstance(data_type, T.NumericType | T.BooleanType):
         return "numeric"
-    if isinstance(data_type, T.StringType):
+    if isinstance(data_type, STRINGS):
         return "turn strings into numbers first, for example with pyspark.ml.feature.StringIndexer"
     if isinstance(data_type, T.DateType | T.TimestampType | T.TimestampNTZType):
         return "turn dates into numbers first, for example with unix_timestamp()"

@@ -7,7 +7,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from sparkdl.data.columns import quoted
-from sparkdl.data.schema import check_dataframe, check_unambiguous, same_names
+from sparkdl.data.schema import STRINGS, check_dataframe, check_unambiguous, same_names
 from sparkdl.exceptions import DataError
 from sparkdl.ml.stages.rowwise import find_field
 
@@ -68,7 +68,7 @@ def check_comparable(owner: str, found: tuple[DataFrame, str], other: tuple[Data
     So ``"07"`` would be 7, and two strings one number.
     """
     kinds = [find_field(df, owner, name).dataType for df, name in (found, other)]
-    families = (T.IntegralType, T.StringType | T.CharType | T.VarcharType)
+    families = (T.IntegralType, STRINGS)
     if kinds[0] != kinds[1] and not any(all(isinstance(kind, of) for kind in kinds) for of in families):
         raise DataError(
             f"{owner} has {other[1]!r} as {kinds[1].simpleString()}, the DataFrame {found[1]!r} as "

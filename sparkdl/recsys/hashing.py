@@ -15,6 +15,7 @@ from pyspark.sql.types import DataType
 from xxhash import xxh64_intdigest
 
 from sparkdl.data.columns import quoted
+from sparkdl.data.schema import STRINGS
 from sparkdl.exceptions import ConfigError, DataError, integer_option
 from sparkdl.ml.stages.rowwise import find_field
 from sparkdl.recsys.checks import check_columns, check_new
@@ -136,7 +137,7 @@ def _check(owner: str, columns: Sequence[Any], buckets: int | None) -> None:
 
 
 def _check_type(name: str, data_type: DataType) -> None:
-    if not isinstance(data_type, T.IntegralType | T.StringType | T.CharType | T.VarcharType | T.BooleanType):
+    if not isinstance(data_type, T.IntegralType | T.BooleanType | STRINGS):
         raise DataError(
             f"with_hash: column {name!r} has type {data_type.simpleString()}, expected integers, strings or "
             "booleans: cast it to a string, or put numbers into buckets first (with_buckets)",
@@ -148,7 +149,7 @@ def _hashed(values: Sequence[Column], types: Sequence[DataType], buckets: int | 
     """Return the hash of values, each with a flag: Spark's own hash passes over nulls."""
     parts = [F.lit(salt)]
     for value, found in zip(values, types, strict=True):
-        text = isinstance(found, T.StringType | T.CharType | T.VarcharType)
+        text = isinstance(found, STRINGS)
         parts += [F.isnull(value).cast("bigint"), value.cast("string" if text else "bigint")]
     hashed = F.xxhash64(*parts)
     return hashed if buckets is None else F.pmod(hashed, F.lit(buckets).cast("bigint"))

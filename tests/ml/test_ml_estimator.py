@@ -3,6 +3,7 @@
 import math
 import random
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from pyspark.ml.feature import StringIndexer, VectorAssembler
 from pyspark.ml.functions import vector_to_array
 from pyspark.ml.linalg import Vectors
 from pyspark.sql import functions as F
+from pyspark.sql import types as T
 from torch import nn
 from torchmetrics.classification import MulticlassAccuracy
 
@@ -18,6 +20,7 @@ from sparkdl.data.store.dataframe import split_by_fraction
 from sparkdl.exceptions import ConfigError, DataError, ModelError, SparkdlWarning
 from sparkdl.ml import TorchClassifier, TorchEstimator, TorchRegressionModel, TorchRegressor
 from sparkdl.ml.estimators import fitting
+from sparkdl.ml.stages import hf
 from sparkdl.nn.losses import binary_cross_entropy, cross_entropy, squared_error
 from sparkdl.nn.models.mlp import MLP
 from sparkdl.nn.signature import Signature, TensorSpec
@@ -657,6 +660,18 @@ def test_the_first_rows_are_read_once(spark, monkeypatch):
     monkeypatch.setattr(type(df), "limit", lambda rows, count: reads.append(count) or limit(rows, count))
     TorchClassifier(module=partial(nn.Linear, 2, 2), maxIter=1).fit(df)
     assert reads == [2]
+
+
+@pytest.mark.parametrize("kind", [T.StringType(), T.CharType(5), T.VarcharType(5)])
+def test_char_and_varchar_are_strings(kind):
+    """Which Spark keeps with ``spark.sql.preserveCharVarcharTypeInfo``."""
+    schema = T.StructType([T.StructField("s", kind), T.StructField("n", T.LongType())])
+    df = SimpleNamespace(schema=schema, columns=schema.names)
+    assert fitting.is_text(df, "s")
+    assert not fitting.is_text(df, "n")
+    hf._check_text(df, "inputCol", "s")
+    with pytest.raises(DataError, match="inputCol 'n' has type bigint: expected string"):
+        hf._check_text(df, "inputCol", "n")
 
 
 def test_a_single_logit_is_evaluated_on_labels_of_two_classes(spark):

@@ -14,13 +14,13 @@ from pyspark.ml.linalg import VectorUDT
 from pyspark.ml.stat import Summarizer
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
-from pyspark.sql.types import ArrayType, BinaryType, StringType
+from pyspark.sql.types import ArrayType, BinaryType
 
 from sparkdl._spark.errors import is_job_failure, task_error
 from sparkdl.data.collate import tensor_of
 from sparkdl.data.columns import name_id, quoted
 from sparkdl.data.dataset import Dataset
-from sparkdl.data.schema import check_dataframe, check_no_stream, check_unambiguous
+from sparkdl.data.schema import STRINGS, check_dataframe, check_no_stream, check_unambiguous
 from sparkdl.data.store.dataframe import DataFrameSource, check_repeats
 from sparkdl.exceptions import DataError
 from sparkdl.wire.frame import Array
@@ -109,7 +109,7 @@ def _other_numbers(found: str, labels: Sequence[str], other: int) -> DataError:
 
 def is_text(df: DataFrame, name: str) -> bool:
     """Return whether a column is there and holds strings."""
-    return any(field.name == name and isinstance(field.dataType, StringType) for field in df.schema.fields)
+    return any(field.name == name and isinstance(field.dataType, STRINGS) for field in df.schema.fields)
 
 
 def _strings(df: DataFrame, name: str) -> tuple[str, ...]:

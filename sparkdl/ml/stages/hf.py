@@ -15,7 +15,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from sparkdl.data.columns import quoted, ragged_metadata, tensor_metadata
-from sparkdl.data.schema import same_names
+from sparkdl.data.schema import STRINGS, same_names
 from sparkdl.exceptions import ConfigError, DataError
 from sparkdl.hf import tokens
 from sparkdl.hf.tokens import INPUTS, Decoding, TokenEncoding
@@ -330,7 +330,7 @@ class HFDecoder(_Tokenizing, HasOutputCol):
 
 def _check_text(df: DataFrame, param: str, name: str) -> None:
     found = find_field(df, param, name).dataType
-    if not isinstance(found, T.StringType):
+    if not isinstance(found, STRINGS):
         raise DataError(
             f"{param} {name!r} has type {found.simpleString()}: expected string", code="data-type"
         )

@@ -17,7 +17,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from sparkdl.data.columns import quoted
-from sparkdl.data.schema import check_unambiguous, missing_column
+from sparkdl.data.schema import STRINGS, check_unambiguous, missing_column
 from sparkdl.exceptions import DataError
 from sparkdl.table.calendar import VALUES, Part
 from sparkdl.table.encoding import Category, Number, TableEncoding
@@ -67,7 +67,7 @@ def kinds_of(df: DataFrame, names: Sequence[str]) -> dict[str, Kind]:
 
 def kind_of(data_type: T.DataType) -> Kind | None:
     """Return the kind of values of a SQL type; ``None`` if it is not one value of a table."""
-    if isinstance(data_type, T.StringType | T.CharType | T.VarcharType):
+    if isinstance(data_type, STRINGS):
         return "string"
     if isinstance(data_type, T.BooleanType):
         return "boolean"

@@ -14,6 +14,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from sparkdl.data.columns import quoted, tensor_metadata
+from sparkdl.data.schema import STRINGS
 from sparkdl.data.text import TextIndex, tokenize
 from sparkdl.exceptions import ConfigError, DataError
 from sparkdl.ml.params.converters import one_of
@@ -232,7 +233,7 @@ def _text(stage: _IndexParams, df: DataFrame) -> tuple[Column, bool]:
     found = find_field(df, "inputCol", name).dataType
     split = isinstance(found, T.ArrayType)
     text = found.elementType if isinstance(found, T.ArrayType) else found
-    if not isinstance(text, T.StringType):
+    if not isinstance(text, STRINGS):
         raise DataError(
             f"inputCol {name!r} has type {found.simpleString()}: expected string or array<string>"
         )
