@@ -1,8 +1,9 @@
 """Outputs that are logits: in all batches of an evaluation, or in none.
 
-Metrics of torchmetrics that need probabilities take the outputs of a batch for logits if one of them lies
-outside of 0 to 1, and for probabilities otherwise. Each batch decides for itself, and all logits of a few
-rows may lie there. NaN lies outside, too: an output of NaN is a probability of 0 here.
+Where the run's loss takes logits, the module's outputs are such. Otherwise metrics of torchmetrics that need
+probabilities take the outputs of a batch for logits if one of them lies outside of 0 to 1, and for
+probabilities if none does. Each batch decides for itself, and all logits of a few rows may lie there. NaN
+lies outside, too: an output of NaN is a probability of 0 here.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ class Logits:
     """Tells the outputs of a task's batches apart, and makes probabilities of logits where that is known.
 
     The metrics of a collection are told apart each by itself: some need probabilities, others do not.
-    ``known`` are names of metrics whose outputs are logits; ``seen`` has, by name, how many batches were from
-    0 to 1, and how many not.
+    ``known`` are names of metrics whose outputs are logits, and with ``given`` those of the module are, which
+    no function has prepared; ``seen`` has, by name, how many batches were from 0 to 1, and how many not.
     """
 
-    def __init__(self, known: Collection[str] = ()) -> None:
-        self._known = frozenset(known)
+    def __init__(self, known: Collection[str] = (), given: bool = False) -> None:
+        self._known, self._given = frozenset(known), given
         self._members: dict[str, list[tuple[str, Member, str | None]]] = {}
         self.seen: dict[str, list[int]] = {}
 
@@ -43,20 +44,21 @@ class Logits:
                 for member in members(spec.metric)
             ]
         for full, member, activation in self._members[name]:
-            self._update(full, member, activation, positional, named)
+            logits = full in self._known or (self._given and spec.prepare is None)
+            self._update(full, member, activation, logits, positional, named)
 
     def _update(
         self,
         name: str,
         member: Member,
         activation: str | None,
+        logits: bool,
         positional: tuple[Any, ...],
         named: dict[str, Any],
     ) -> None:
         preds = positional[0] if positional else named.get("preds")
         if isinstance(preds, Tensor) and preds.is_floating_point() and _fits(activation, preds):
             target = positional[1] if len(positional) > 1 else named.get("target")
-            logits = name in self._known
             if not logits:
                 preds = _counted(member.metric, preds, target)
                 logits = bool(((preds < 0) | (preds > 1)).any())

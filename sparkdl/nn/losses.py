@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Any
+
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as nnf
 
+_OF_LOGITS = (
+    *(nn.BCEWithLogitsLoss, nn.CrossEntropyLoss, nn.MultiMarginLoss, nn.SoftMarginLoss),
+    *(nnf.binary_cross_entropy_with_logits, nnf.cross_entropy),
+)
 _NO_LABEL = torch.iinfo(torch.int64).min
 
 
@@ -33,3 +40,15 @@ def squared_error(output: Tensor, label: Tensor) -> Tensor:
         tensor([2., 0.])
     """
     return nnf.mse_loss(output, label, reduction="none").reshape(len(output), -1).mean(1)
+
+
+def takes_logits(loss: Any) -> bool:
+    """Return whether a loss is known to take logits."""
+    return is_one(loss, (*_OF_LOGITS, cross_entropy, binary_cross_entropy))
+
+
+def is_one(loss: Any, kinds: tuple[Any, ...]) -> bool:
+    """Return whether a loss is one of some functions, or of some classes, perhaps with fixed arguments."""
+    if isinstance(loss, partial):
+        return is_one(loss.func, kinds)
+    return any(isinstance(loss, kind) if isinstance(kind, type) else loss is kind for kind in kinds)

@@ -157,6 +157,15 @@ def test_metrics_whose_first_rows_are_alike_stay_apart(rows: int) -> None:
     )
 
 
+def test_outputs_of_a_loss_of_logits_are_logits() -> None:
+    """Also where all lie from 0 to 1; what a function makes of them is the metric's as it is."""
+    scores = SCORES.sigmoid()  # as logits all of class 1
+    for prepare, classes in ((None, scores > 0), (lambda output, label, _: (output, label), scores > 0.5)):
+        spec = MetricSpec(BinaryAccuracy(), prepare).fresh()
+        Logits(given=True).update("m", spec, scores, LABELS, None)
+        assert float(spec.metric.compute()) == pytest.approx(accuracy_score(LABELS, classes))
+
+
 def test_metrics_that_count_alike_share_their_state() -> None:
     spec = MetricSpec(
         MetricCollection(

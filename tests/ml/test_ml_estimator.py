@@ -14,11 +14,22 @@ from pyspark.ml.linalg import Vectors
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 from torch import nn
-from torchmetrics.classification import MulticlassAccuracy
+from torchmetrics.classification import (
+    BinaryAccuracy,
+    BinaryCalibrationError,
+    MulticlassAccuracy,
+    MulticlassCalibrationError,
+)
 
 from sparkdl.data.store.dataframe import split_by_fraction
 from sparkdl.exceptions import ConfigError, DataError, ModelError, SparkdlWarning
-from sparkdl.ml import TorchClassifier, TorchEstimator, TorchRegressionModel, TorchRegressor
+from sparkdl.ml import (
+    TorchClassificationModel,
+    TorchClassifier,
+    TorchEstimator,
+    TorchRegressionModel,
+    TorchRegressor,
+)
 from sparkdl.ml.estimators import fitting
 from sparkdl.ml.stages import hf
 from sparkdl.nn.losses import binary_cross_entropy, cross_entropy, squared_error
@@ -694,6 +705,29 @@ def test_an_evaluation_is_of_the_module_that_predicts(spark, layers):
     assert model.evaluate(df)["loss"] == pytest.approx(expected, rel=1e-5)
     exact = np.mean((Predictor(model.module)(rows)[:, 0] - np.arange(12) % 2) ** 2)
     assert abs(exact - expected) > 1e-3
+
+
+@pytest.mark.parametrize("outputs", [1, 2])
+def test_metrics_of_logits_that_look_like_probabilities(spark, outputs):
+    """A logit of 0.3 is a probability of 0.57, as ``transform`` has it, and no probability of 0.3."""
+    module = nn.Linear(2, outputs)
+    with torch.no_grad():
+        module.weight.copy_(torch.tensor([[0.02, 0.03], [0.1, 0.04]])[-outputs:])
+        module.bias.fill_(0.1)
+    df, example = points(spark, (0.0, 1.0)), np.zeros((2, 2), np.float32)
+    model = TorchClassificationModel.from_module(module, example=example)
+    found = model.transform(df).select("label", "prediction", "probability").collect()
+    labels = torch.tensor([int(r.label) for r in found])
+    probability = torch.tensor(np.array([r.probability.toArray() for r in found]))
+    if outputs == 1:
+        correct = np.mean([r.label == r.prediction for r in found])
+        assert model.evaluate(df, BinaryAccuracy())["binary_accuracy"] == pytest.approx(correct)
+        assert 0 < probability[:, 1].logit().min() < probability[:, 1].logit().max() < 1
+    error = MulticlassCalibrationError(2, n_bins=5)
+    of_two = error if outputs == 2 else BinaryCalibrationError(n_bins=5)
+    expected = of_two(probability if outputs == 2 else probability[:, 1], labels)
+    (score,) = (value for name, value in model.evaluate(df, of_two).items() if name != "loss")
+    assert score == pytest.approx(expected.item(), rel=1e-5)
 
 
 def test_checkpoints_and_resume(spark, tmp_path):

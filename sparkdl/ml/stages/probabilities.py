@@ -11,15 +11,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from sparkdl.exceptions import ConfigError, SparkdlWarning
-from sparkdl.nn import losses
 from sparkdl.nn.batch import Inputs, call, tensors_of
+from sparkdl.nn.losses import is_one, takes_logits
 
 _OF_PROBABILITIES = (nn.BCELoss, functional.binary_cross_entropy)
-_OF_LOGITS = (
-    *(nn.BCEWithLogitsLoss, nn.CrossEntropyLoss, nn.MultiMarginLoss, nn.SoftMarginLoss),
-    *(functional.binary_cross_entropy_with_logits, functional.cross_entropy),
-    *(losses.binary_cross_entropy, losses.cross_entropy),
-)
 _MAKE = ("SigmoidBackward", "SoftmaxBackward")
 _KEEP = (
     *("View", "Reshape", "Squeeze", "Unsqueeze", "Transpose", "Permute"),
@@ -30,7 +25,7 @@ _KEEP = (
 def check_logits(module: nn.Module, inputs: Inputs, loss: Any) -> None:
     """Check that a classifier's module gives logits."""
     name = type(module).__name__
-    if _is_one(loss, _OF_PROBABILITIES):
+    if is_one(loss, _OF_PROBABILITIES):
         raise ConfigError(
             f"loss: {_name(loss)} takes probabilities, and a classifier's model takes what {name} gives for "
             "logits: it would apply the sigmoid again. Leave the sigmoid out of the module and give "
@@ -41,7 +36,7 @@ def check_logits(module: nn.Module, inputs: Inputs, loss: Any) -> None:
         return
     again = f"{name} ends in a {made}, and a classifier's model takes what it gives for logits"
     remedy = f"Leave the {made} out of the module, with CrossEntropyLoss or BCEWithLogitsLoss"
-    if loss is None or _is_one(loss, _OF_LOGITS):
+    if loss is None or takes_logits(loss):
         loss_too = "" if loss is None else f", as {_name(loss)} does"
         warnings.warn(
             SparkdlWarning(f"{again}{loss_too}: the {made} is applied twice. {remedy}", "model-output"),
@@ -80,12 +75,6 @@ def _last(output: Tensor) -> str:
             return ""
         node = before[0]
     return ""
-
-
-def _is_one(loss: Any, kinds: tuple[Any, ...]) -> bool:
-    if isinstance(loss, partial):
-        return _is_one(loss.func, kinds)
-    return any(isinstance(loss, kind) if isinstance(kind, type) else loss is kind for kind in kinds)
 
 
 def _name(loss: Any) -> str:

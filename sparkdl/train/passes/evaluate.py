@@ -31,7 +31,9 @@ from sparkdl.nn import serialize
 from sparkdl.nn.batch import Batch
 from sparkdl.nn.flat import FlatModule
 from sparkdl.nn.gradient import evaluate
+from sparkdl.nn.losses import takes_logits
 from sparkdl.nn.meeting import MeetingWatch, watch
+from sparkdl.nn.objective import LossObjective
 from sparkdl.nn.trace import describe as say
 from sparkdl.train.history import RESERVED
 from sparkdl.train.passes.dry_run import check_shapes, refuse, some_rows
@@ -63,7 +65,7 @@ class Evaluate:
     def _states(self, partition: int, token: store.Token, worker: Worker) -> Parts:
         specs: dict[str, MetricSpec] = serialize.loads(self.metrics.read())
         reader: BatchReader = serialize.loads(self.reader.read())
-        logged, logits = Logged(), Logits(self.logits)
+        logged, logits = Logged(), Logits(self.logits, gives_logits(worker.spec))
         if token.rows:
             try:
                 with evaluating(worker, self.weights, partition) as replica:
@@ -97,6 +99,12 @@ def forward(
     extras = found.extras if spec.objective.scores else {}
     scores = {name: (value, found.divisors.get(name, batch.rows)) for name, value in extras.items()}
     return loss, found.output, scores
+
+
+def gives_logits(spec: FitSpec) -> bool:
+    """Return whether a run's module is known to give logits: its loss takes them, of the label."""
+    objective = spec.objective
+    return isinstance(objective, LossObjective) and spec.label.kind != "none" and takes_logits(objective.loss)
 
 
 def measure(
@@ -276,7 +284,7 @@ def check_metrics(shipped: bytes, data: Dataset, metrics: Metrics | None) -> Sco
         replica = FlatModule(spec.module, spec.layout)
         logged = Logged()
         with replica.evaluating():
-            output = measure(spec, replica, batch, specs, logged, Logits())
+            output = measure(spec, replica, batch, specs, logged, Logits(given=gives_logits(spec)))
             notes = _check_shapes(spec, replica, BatchReader.of(data).batch(some_rows(data.peek())), specs)
         for name, metric in specs.items():
             if isinstance(metric.metric, Loss):
@@ -318,11 +326,11 @@ def _check_shapes(
             mode = MeetingWatch(batch.rows, target, output)
             found = watch(mode, metric.fresh().update, output, batch.label, batch.inputs)
             refuse(found, f"metric {name!r}")
-            notes += _check_parts(name, metric, output, batch)
+            notes += _check_parts(name, metric, output, batch, gives_logits(spec))
     return notes
 
 
-def _check_parts(name: str, metric: MetricSpec, output: Any, batch: Batch) -> list[str]:
+def _check_parts(name: str, metric: MetricSpec, output: Any, batch: Batch, are_logits: bool) -> list[str]:
     """Check that unequal parts merge; return a warning if a batch has another value than its rows in two."""
     outputs = Batch(output, None, None, batch.rows)
 
@@ -331,7 +339,7 @@ def _check_parts(name: str, metric: MetricSpec, output: Any, batch: Batch) -> li
         return outputs.narrow(start, size).inputs, part.label, part.inputs
 
     def value(*sizes: int) -> dict[str, float]:
-        fresh, logits, start = metric.fresh(), Logits(), 0
+        fresh, logits, start = metric.fresh(), Logits(given=are_logits), 0
         for size in sizes:
             logits.update(name, fresh, *given(start, size))
             start += size
