@@ -31,7 +31,7 @@ from sparkdl.ml.stages.outputs import check_thresholds
 from sparkdl.ml.stages.probabilities import check_logits
 from sparkdl.nn.batch import group
 from sparkdl.nn.losses import binary_cross_entropy, cross_entropy, squared_error
-from sparkdl.nn.models.mlp import MLP
+from sparkdl.nn.models.mlp import MLP, ScaledOutputs
 from sparkdl.nn.models.sparse import SparseMLP
 from sparkdl.nn.models.tabular import Tabular
 from sparkdl.nn.signature import check_outputs_order
@@ -308,21 +308,15 @@ class TorchRegressor(FitsTorch, HasPrediction, HasScaling, Regressor[TorchRegres
     ) -> tuple[nn.Module, ModuleSource | None]:
         if rows.encoding is not None:
             module, source = self._build(Tabular, **tables.of_default(rows.encoding, prod(targets)))
-            if self.getStandardization() and isinstance(module, Tabular):
-                label = self.getLabelCol()
-                found = rows.once("moments", partial(fitting.moments, rows.train, {label: targets}))
-                module.scale_outputs(*fitting.joined(found, [label]))
-            return module, source
-        module, source = _perceptron(self, rows, prod(targets))
-        if self.getStandardization():
+        else:
+            module, source = _perceptron(self, rows, prod(targets))
+        if self.getStandardization() and isinstance(module, ScaledOutputs):
             label = self.getLabelCol()
             inputs = rows.inputs if isinstance(module, MLP) else {}
-            shapes = {**inputs, label: targets}
-            found = rows.once("moments", partial(fitting.moments, rows.train, shapes))
+            found = rows.once("moments", partial(fitting.moments, rows.train, {**inputs, label: targets}))
             if isinstance(module, MLP):
                 module.scale_inputs(*fitting.joined(found, inputs, _OF_NUMBERS))
-            if isinstance(module, MLP | SparseMLP):
-                module.scale_outputs(*fitting.joined(found, [label]))
+            module.scale_outputs(*fitting.joined(found, [label]))
         return module, source
 
 

@@ -30,7 +30,26 @@ def check_layers(owner: str, activation: str, dropout: float, limit: float | Non
         raise ConfigError(f"{owner}: limit={limit!r}: expected a number above 0")
 
 
-class MLP(nn.Module):
+class ScaledOutputs(nn.Module):
+    """A module that scales its outputs, from what :meth:`scale_outputs` tells of the labels."""
+
+    output_mean: Tensor
+    output_scale: Tensor
+
+    def _begin_unscaled(self, outputs: int) -> None:
+        self.register_buffer("output_mean", torch.zeros(outputs))
+        self.register_buffer("output_scale", torch.ones(outputs))
+
+    def scale_outputs(self, mean: Tensor, deviation: Tensor) -> None:
+        """Give values of about this mean and standard deviation from the start."""
+        self.output_mean.copy_(mean)
+        self.output_scale.copy_(not_zero(deviation))
+
+    def _scaled(self, outputs: Tensor) -> Tensor:
+        return outputs * self.output_scale + self.output_mean
+
+
+class MLP(ScaledOutputs):
     """Fully connected layers between a scaling of the inputs and one of the outputs.
 
     Args:
@@ -58,8 +77,6 @@ class MLP(nn.Module):
 
     input_mean: Tensor
     input_scale: Tensor
-    output_mean: Tensor
-    output_scale: Tensor
 
     def __init__(
         self,
@@ -76,9 +93,9 @@ class MLP(nn.Module):
             raise ConfigError(f"MLP: found layers of {sizes} values; expected positive integers")
         check_layers("MLP", activation, dropout, limit)
         self.limit = limit
-        for name, size in (("input", inputs), ("output", outputs)):
-            self.register_buffer(f"{name}_mean", torch.zeros(size))
-            self.register_buffer(f"{name}_scale", torch.ones(size))
+        self.register_buffer("input_mean", torch.zeros(inputs))
+        self.register_buffer("input_scale", torch.ones(inputs))
+        self._begin_unscaled(outputs)
         layers = perceptron(sizes[:-1], dropout, ACTIVATIONS[activation])
         self.layers = nn.Sequential(*layers, nn.Linear(sizes[-2], outputs))
 
@@ -87,17 +104,12 @@ class MLP(nn.Module):
         self.input_mean.copy_(mean)
         self.input_scale.copy_(not_zero(deviation))
 
-    def scale_outputs(self, mean: Tensor, deviation: Tensor) -> None:
-        """Give values of about this mean and standard deviation from the start."""
-        self.output_mean.copy_(mean)
-        self.output_scale.copy_(not_zero(deviation))
-
     def forward(self, *inputs: Tensor) -> Tensor:
         """Return the outputs of each row."""
         x = torch.cat([tensor.reshape(tensor.shape[0], -1).to(self.input_mean.dtype) for tensor in inputs], 1)
         x = (x - self.input_mean) / self.input_scale
         y: Tensor = self.layers(x if self.limit is None else x.clamp(-self.limit, self.limit))
-        return y * self.output_scale + self.output_mean
+        return self._scaled(y)
 
 
 def not_zero(deviation: Tensor) -> Tensor:

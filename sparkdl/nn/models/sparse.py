@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from sparkdl.exceptions import ModelError
 from sparkdl.nn.models.arguments import check_share, check_sizes
-from sparkdl.nn.models.mlp import not_zero
+from sparkdl.nn.models.mlp import ScaledOutputs
 from sparkdl.nn.models.parts import perceptron
 
 
@@ -73,7 +73,7 @@ class SparseLinear(nn.Module):
         return found
 
 
-class SparseMLP(nn.Module):
+class SparseMLP(ScaledOutputs):
     """Fully connected layers over a sparse vector, the first a :class:`SparseLinear`.
 
     Args:
@@ -94,9 +94,6 @@ class SparseMLP(nn.Module):
         ConfigError: if an argument cannot work.
     """
 
-    output_mean: Tensor
-    output_scale: Tensor
-
     def __init__(
         self, inputs: int, outputs: int, hidden: Sequence[int] = (64,), dropout: float = 0.0
     ) -> None:
@@ -111,15 +108,8 @@ class SparseMLP(nn.Module):
             rest += [nn.ReLU(), *([nn.Dropout(dropout)] if dropout else [])]
             rest += [*perceptron(sizes, dropout), nn.Linear(sizes[-1], outputs)]
         self.rest = nn.Sequential(*rest)
-        self.register_buffer("output_mean", torch.zeros(outputs))
-        self.register_buffer("output_scale", torch.ones(outputs))
-
-    def scale_outputs(self, mean: Tensor, deviation: Tensor) -> None:
-        """Give values of about this mean and standard deviation from the start."""
-        self.output_mean.copy_(mean)
-        self.output_scale.copy_(not_zero(deviation))
+        self._begin_unscaled(outputs)
 
     def forward(self, indices: Tensor, values: Tensor | None = None) -> Tensor:
         """Return the outputs of each row."""
-        found: Tensor = self.rest(self.first(indices, values))
-        return found * self.output_scale + self.output_mean
+        return self._scaled(self.rest(self.first(indices, values)))

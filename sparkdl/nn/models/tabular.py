@@ -10,13 +10,13 @@ from torch import Tensor, nn
 
 from sparkdl.exceptions import ConfigError, ModelError
 from sparkdl.nn.models.arguments import check_sizes
-from sparkdl.nn.models.mlp import ACTIVATIONS, check_layers, not_zero
+from sparkdl.nn.models.mlp import ACTIVATIONS, ScaledOutputs, check_layers
 from sparkdl.nn.models.parts import perceptron
 
 _WIDEST = 50
 
 
-class Tabular(nn.Module):
+class Tabular(ScaledOutputs):
     """Embeddings of categories and numbers in pieces, through fully connected layers.
 
     A category with up to ``one_hot`` values enters as 0 and 1, of which number 0 (rare and unseen values) has
@@ -55,8 +55,6 @@ class Tabular(nn.Module):
         IndexError: from ``forward``, if the number of a category is out of range.
     """
 
-    output_mean: Tensor
-    output_scale: Tensor
     hot_column: Tensor
     hot_value: Tensor
     piece_column: Tensor
@@ -98,8 +96,7 @@ class Tabular(nn.Module):
         self._buffer("piece_start", starts, torch.float32)
         widths = [end - start for start, end in zip(starts, ends, strict=True)]
         self._buffer("piece_width", widths, torch.float32)
-        self.register_buffer("output_mean", torch.zeros(outputs))
-        self.register_buffer("output_scale", torch.ones(outputs))
+        self._begin_unscaled(outputs)
         width = len(pairs) + sum(map(embedding_width, sizes)) + numbers + len(widths)
         layers = perceptron((width, *self.hidden), dropout, ACTIVATIONS[activation])
         self.layers = nn.Sequential(*layers, nn.Linear((width, *self.hidden)[-1], outputs))
@@ -120,11 +117,6 @@ class Tabular(nn.Module):
         """Hold what follows from the arguments: it moves with the module, and is not saved."""
         self.register_buffer(name, torch.tensor(values, dtype=dtype), persistent=False)
 
-    def scale_outputs(self, mean: Tensor, deviation: Tensor) -> None:
-        """Give values of about this mean and standard deviation from the start."""
-        self.output_mean.copy_(mean)
-        self.output_scale.copy_(not_zero(deviation))
-
     def forward(self, *columns: Tensor) -> Tensor:
         """Return the outputs of each row, of its categories and its numbers, as far as there are such."""
         wanted = [name for name in ("cardinalities", "numbers") if getattr(self, name)]
@@ -138,8 +130,7 @@ class Tabular(nn.Module):
             parts += self._categories(columns[0])
         if self.numbers:
             parts += self._numbers(columns[-1])
-        y: Tensor = self.layers(torch.cat(parts, 1))
-        return y * self.output_scale + self.output_mean
+        return self._scaled(self.layers(torch.cat(parts, 1)))
 
     def _categories(self, categories: Tensor) -> list[Tensor]:
         if categories.dim() != 2 or categories.shape[1] != len(self.cardinalities):
