@@ -14,6 +14,7 @@ from sparkdl.distill.losses import DistillLoss, TeacherOutput, main_output
 from sparkdl.distill.soft_labels import LogitEncoding
 from sparkdl.distill.teachers import Answering, ModuleAnswers
 from sparkdl.nn.batch import Batch, call
+from sparkdl.nn.divisor import divided
 
 LABEL = "label"
 """Name of the label among the entries of a Dataset's label."""
@@ -47,10 +48,7 @@ class DistillStep(nn.Module):
         if not student.training and label is not None:
             output = main_output(call(student, batch.inputs))
             rows = self.loss.labelled(output, label)
-            if batch.weight is not None:  # one value per row is needed then
-                return {"loss": rows, "output": output}
-            known = self.loss.known(label).sum()
-            return {"loss": rows.sum() / known, "divisor": known, "output": output}
+            return {"loss": rows * self._of_labelled(label, batch), "output": output}
         losses: Any = self.hidden
         with captured(student, [name for loss in losses for name in loss.layers]) as ours:
             output = main_output(call(student, batch.inputs))
@@ -58,16 +56,25 @@ class DistillStep(nn.Module):
         answers, theirs = self._answers(batch)
         seconds = time.perf_counter() - started
         rows, soft, answered = self.loss.combined(output, answers, label)
-        found: dict[str, Any] = {"soft": soft.mean(), "teacher_seconds": seconds}
+        found: dict[str, Any] = {"soft": _mean(soft, batch), "teacher_seconds": seconds}
         if label is not None:
-            found["hard"] = self.loss.labelled(output.detach(), label).mean()
+            hard = self.loss.labelled(output.detach(), label)
+            found["hard"] = _mean(hard, batch) * self._of_labelled(label, batch)
         for number, loss in enumerate(losses):
             states = [ours[name] for name in loss.layers]
             wanted = [theirs[loss.teacher][name] for name in loss.layers.values()]
             hidden = loss(states, wanted, projectors_of(student, number, len(states)))
             rows = rows + hidden
-            found[f"hidden{number}"] = hidden.mean()
-        return {"loss": rows, "output": output, "answered": answered.mean(), **found}
+            found[f"hidden{number}"] = _mean(hidden, batch)
+        return {"loss": rows, "output": output, "answered": _mean(answered, batch), **found}
+
+    def _of_labelled(self, label: Tensor, batch: Batch) -> Tensor:
+        """Return by what to multiply a mean in which rows without a label have 0, to leave them out."""
+        known = self.loss.known(label)
+        if batch.weight is None:
+            return divided(known.new_tensor(float(batch.rows)), known.sum())
+        weight = batch.weight.double()
+        return divided(weight.sum(), (weight * known).sum())
 
     def _answers(self, batch: Batch) -> tuple[list[TeacherOutput], dict[int, dict[str, Tensor]]]:
         """Return the teachers' answers, and the hidden layers of those that are modules."""
@@ -83,6 +90,14 @@ class DistillStep(nn.Module):
                 answers.append((teacher.weight, teacher(batch)))
         answers += [(weight, encoding.decode(batch.label)) for weight, encoding in self.kept]
         return answers, theirs
+
+
+def _mean(values: Tensor, batch: Batch) -> Tensor:
+    """Return the mean over rows by their weights, as that of the loss."""
+    if batch.weight is None:
+        return values.mean()
+    weight = batch.weight.double()
+    return (values * (weight / weight.sum()).to(values.dtype)).sum()
 
 
 def label_of(label: Any) -> Tensor | None:

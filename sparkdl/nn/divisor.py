@@ -17,7 +17,7 @@ from typing import Any
 
 from torch import Tensor
 from torch.nn import functional as nnf
-from torch.overrides import TorchFunctionMode
+from torch.overrides import TorchFunctionMode, handle_torch_function, has_torch_function
 
 from sparkdl.exceptions import ModelError
 
@@ -56,7 +56,9 @@ class DivisorWatch(TorchFunctionMode):
         """Run a function; note its divisor, or those of its arguments, for its result."""
         result = func(*args, **(kwargs or {}))
         defaults = _CALLS.get(func)
-        if defaults is not None:
+        if func is divided:
+            self._note(result, frozenset(((len(self._kept), float(args[1])),)))
+        elif defaults is not None:
             divisor = _divisor({**defaults, **dict(zip(defaults, args, strict=False)), **(kwargs or {})})
             if divisor is not None:
                 self._note(result, frozenset(((len(self._kept), divisor),)))
@@ -92,6 +94,14 @@ class DivisorWatch(TorchFunctionMode):
             if isinstance(value, Tensor):
                 self._divisors[id(value)] = divisors
                 self._kept.append(value)
+
+
+def divided(value: Tensor, by: Tensor) -> Tensor:
+    """Return a quotient of scalars; a watch notes what it is divided by."""
+    if has_torch_function((value, by)):
+        found: Tensor = handle_torch_function(divided, (value, by), value, by)
+        return found
+    return value / by
 
 
 def watched(compute: Callable[..., Any], *arguments: Any) -> tuple[Any, DivisorWatch]:

@@ -384,17 +384,43 @@ def test_rows_are_deleted_by_the_job_that_ends_the_fit(spark: Any, monkeypatch: 
     assert len(jobs) == 1
 
 
+SOME = np.where(np.arange(40) % 4 < 3, -1, Y)
+WEIGHTS = np.resize([0.0, 0.5, 7.0], 40)
+
+
+def of_labelled(module: nn.Module, weight: Any) -> float:
+    """Return the mean loss over rows of ``SOME`` that have a label."""
+    there = torch.from_numpy(np.flatnonzero(SOME >= 0))
+    found = nnf.cross_entropy(answers(module)[there], torch.from_numpy(Y)[there], reduction="none")
+    counts = torch.ones(40) if weight is None else torch.from_numpy(weight)
+    return float((found * counts[there]).sum() / counts[there].sum())
+
+
+@pytest.mark.parametrize("weight", [None, WEIGHTS], ids=["alike", "weights"])
 @pytest.mark.parametrize("kind", [np.int64, np.float32])
-def test_validation_is_the_mean_over_rows_that_have_a_label(spark: Any, kind: Any) -> None:
-    label = np.where(np.arange(40) % 4 < 3, -1, Y).astype(kind)
-    with rows(spark) as data, rows(spark, label, 3) as some, rows(spark, 0 * Y - 1) as none:
+def test_validation_is_the_mean_over_rows_that_have_a_label(spark: Any, kind: Any, weight: Any) -> None:
+    with (
+        rows(spark, weight=weight) as data,
+        rows(spark, SOME.astype(kind), 3, weight=weight) as some,
+        rows(spark, 0 * Y - 1, weight=weight) as none,
+    ):
         distill = distiller(teacher(), loss=KD(), validation_batch_size=6)
         result = distill.fit(data, {"val": some, "none": none})
-    there = np.flatnonzero(label >= 0)
-    output = answers(result.module)[there]
-    expected = nnf.cross_entropy(output, torch.from_numpy(Y)[there]).item()
-    assert result.scores["val/loss"] == pytest.approx(expected, rel=1e-6)
+    assert result.scores["val/loss"] == pytest.approx(of_labelled(result.module, weight), rel=1e-6)
     assert np.isnan(result.scores["none/loss"])
+
+
+@pytest.mark.parametrize("weight", [None, WEIGHTS], ids=["alike", "weights"])
+@pytest.mark.parametrize("partitions", [1, 3])
+def test_the_parts_of_the_loss_are_means_by_weight(spark: Any, weight: Any, partitions: int) -> None:
+    """That of the labels over the rows that have one, some micro-batches none."""
+    with rows(spark, SOME, partitions, weight=weight) as data:
+        distill = distiller(teacher(), keep=None, micro_batch_size=2, end_when=MaxIteration(1))
+        found = distill.fit(data).history[0]["extras"]
+    assert found["hard"] == pytest.approx(of_labelled(net(), weight), rel=1e-5)
+    soft = KD(alpha=1.0)(answers(net()), answers(teacher())).double().numpy()
+    assert found["soft"] == pytest.approx(np.average(soft, weights=weight), rel=1e-5)
+    assert found["answered"] == pytest.approx(1)
 
 
 def test_validation_measures_the_label_alone(spark: Any) -> None:
