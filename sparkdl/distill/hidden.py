@@ -23,7 +23,9 @@ class FeatureMatching(nn.Module):
     A row's loss is the mean over pairs of layers of ``mean((student @ P.T - teacher)²)``. Where widths
     differ, a :class:`Distiller` trains a projector ``P`` with the student, and leaves it out of the result.
     The width is the second dimension of images, (rows, channels, height, width), and the last one of all
-    else.
+    else. Of states of shape (rows, tokens, width) padding does not count, where a :class:`Distiller` has an
+    input ``attention_mask`` of shape (rows, tokens), the student's or else the teacher's, by name. Without
+    one it is not known what is padding, and all counts.
 
     Args:
         layers: the teacher's layer by the student's, both by their names in ``named_modules()``. If a layer
@@ -47,39 +49,55 @@ class FeatureMatching(nn.Module):
         self.weight = float(weight)
         self.teacher = teacher
 
-    def forward(self, student: Any, teacher: Any, projectors: Sequence[Tensor | None] = ()) -> Tensor:
+    def forward(
+        self,
+        student: Any,
+        teacher: Any,
+        projectors: Sequence[Tensor | None] = (),
+        mask: Tensor | None = None,
+    ) -> Tensor:
         """Return the loss of each row, times ``weight``.
 
         Args:
             student: the output of a layer, or those of several.
             teacher: likewise, of the teacher.
             projectors: matrices of shape (teacher's width, student's width), or ``None``, by layer.
+            mask: shape (rows, tokens), 0 for padding; ``None`` if all counts.
         """
         ours, theirs = ([one] if isinstance(one, Tensor) else list(one) for one in (student, teacher))
         matrices = list(projectors) or [None] * len(ours)
-        found = [self.compared(*pair) for pair in zip(ours, theirs, matrices, strict=True)]
+        found = [self.compared(*pair, mask) for pair in zip(ours, theirs, matrices, strict=True)]
         return self.weight * torch.stack(found).mean(0)
 
     def selected(self, hidden: Tensor) -> Tensor:
         """Return the part of a layer's output that is compared, its width last."""
         return hidden.movedim(1, -1) if hidden.dim() > 3 else hidden
 
-    def compared(self, student: Tensor, teacher: Tensor, projector: Tensor | None) -> Tensor:
+    def compared(
+        self, student: Tensor, teacher: Tensor, projector: Tensor | None, mask: Tensor | None = None
+    ) -> Tensor:
         """Return the difference of one pair of layers, one value per row.
 
         Raises:
             ModelError: if shapes differ.
         """
-        ours, theirs = self.selected(student), self.selected(teacher)
+        found, wanted = self.selected(student), self.selected(teacher)
         if projector is not None:
-            ours = ours @ projector.T
-        if ours.shape != theirs.shape:
+            found = found @ projector.T
+        if found.shape != wanted.shape:
             raise ModelError(
                 f"layers of the student and the teacher give {describe(student)} and {describe(teacher)}: "
                 "expected one shape, apart from the width, for which a Distiller trains a projector",
                 code="model-output",
             )
-        return self.difference(ours, theirs.to(ours.dtype))
+        wanted = wanted.to(found.dtype)
+        if mask is None or found.dim() != 3 or found.shape[:2] != mask.shape:
+            return self.difference(found, wanted)
+        # Zeros do not differ: the mean over all tokens becomes that over those which count.
+        padding = mask == 0
+        found, wanted = (states.masked_fill(padding[..., None], 0) for states in (found, wanted))
+        counts = (~padding).sum(1).clamp_min(1).to(found.dtype)
+        return self.difference(found, wanted) * (mask.shape[1] / counts)
 
     def difference(self, student: Tensor, teacher: Tensor) -> Tensor:
         """Return the mean squared difference of each row."""
@@ -90,14 +108,16 @@ class PatientKD(FeatureMatching):
     """Patient distillation of transformers (Sun et al., 2019), of hidden states that are normalised.
 
     A row's loss is the mean over pairs of layers of ``sum((s / |s| - t / |t|)²)`` with the hidden states s
-    and t of one token; without ``token``, the mean over all tokens of that.
+    and t of one token; without ``token``, the mean over all tokens of that, without padding as of
+    :class:`FeatureMatching`.
 
     Args:
         layers: the teacher's layer by the student's, as of :class:`FeatureMatching`; they give states of
             shape (rows, tokens, width), or (rows, width).
         weight: factor of the loss.
         teacher: number of the teacher whose layers these are.
-        token: which token's states are compared; the first one, [CLS], by default; ``None`` for all.
+        token: position whose states are compared, padding or not; the first one, [CLS], by default; ``None``
+            for all.
     """
 
     def __init__(

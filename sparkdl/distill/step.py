@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from sparkdl.data.collate import MASK
 from sparkdl.distill.hidden import FeatureMatching, captured, projectors_of
 from sparkdl.distill.losses import DistillLoss, TeacherOutput, main_output
 from sparkdl.distill.soft_labels import LogitEncoding
@@ -50,6 +51,7 @@ class DistillStep(nn.Module):
             rows = self.loss.labelled(output, label)
             return {"loss": rows * self._of_labelled(label, batch), "output": output}
         losses: Any = self.hidden
+        teachers: Any = self.teachers
         with captured(student, [name for loss in losses for name in loss.layers]) as ours:
             output = main_output(call(student, batch.inputs))
         started = time.perf_counter()
@@ -63,7 +65,10 @@ class DistillStep(nn.Module):
         for number, loss in enumerate(losses):
             states = [ours[name] for name in loss.layers]
             wanted = [theirs[loss.teacher][name] for name in loss.layers.values()]
-            hidden = loss(states, wanted, projectors_of(student, number, len(states)))
+            mask = _mask_of(batch.inputs)
+            if mask is None:
+                mask = _mask_of(teachers[loss.teacher].inputs(batch))
+            hidden = loss(states, wanted, projectors_of(student, number, len(states)), mask)
             rows = rows + hidden
             found[f"hidden{number}"] = _mean(hidden, batch)
         return {"loss": rows, "output": output, "answered": _mean(answered, batch), **found}
@@ -98,6 +103,11 @@ def _mean(values: Tensor, batch: Batch) -> Tensor:
         return values.mean()
     weight = batch.weight.double()
     return (values * (weight / weight.sum()).to(values.dtype)).sum()
+
+
+def _mask_of(inputs: Any) -> Tensor | None:
+    """Return the input that says what is padding."""
+    return inputs.get(MASK) if isinstance(inputs, Mapping) else None
 
 
 def label_of(label: Any) -> Tensor | None:

@@ -423,6 +423,35 @@ def test_the_parts_of_the_loss_are_means_by_weight(spark: Any, weight: Any, part
     assert found["answered"] == pytest.approx(1)
 
 
+def test_padding_has_no_part_in_hidden_layers(spark: Any) -> None:
+    class Masked(nn.Module):
+        def __init__(self, seed: int) -> None:
+            super().__init__()
+            torch.manual_seed(seed)
+            self.embed, self.head = nn.Embedding(20, 8), nn.Linear(8, 4)
+
+        def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+            there = attention_mask[..., None]
+            found: Tensor = self.head((self.embed(input_ids) * there).sum(1) / there.sum(1))
+            return found
+
+    lengths = np.arange(40) % 5 + 1
+    ids = np.random.default_rng(1).integers(0, 20, (40, 5))
+    mask = (np.arange(5) < lengths[:, None]).astype(np.int64)
+    pair, inputs = {"embed": "embed"}, {"input_ids": ids, "attention_mask": mask}
+    hidden = [FeatureMatching(pair), PatientKD(pair, token=None)]
+    with Dataset.from_numpy(inputs, Y, spark=spark, num_partitions=3) as data:
+        distill = distiller(Masked(2), Masked(1), keep=None, hidden=hidden, end_when=MaxIteration(1))
+        found = distill.fit(data).history[0]["extras"]
+    with torch.no_grad():
+        alone = [torch.from_numpy(row[:n]) for row, n in zip(ids, lengths, strict=True)]
+        states = [(Masked(2).embed(row), Masked(1).embed(row)) for row in alone]
+        plain = [nnf.mse_loss(*both) for both in states]
+        patient = [2 * (1 - nnf.cosine_similarity(*both)).mean() for both in states]
+    assert found["hidden0"] == pytest.approx(float(torch.stack(plain).mean()), rel=1e-5)
+    assert found["hidden1"] == pytest.approx(float(torch.stack(patient).mean()), rel=1e-5)
+
+
 def test_validation_measures_the_label_alone(spark: Any) -> None:
     with rows(spark, partitions=2) as data, rows(spark) as held_out:
         metrics = {"accuracy": MulticlassAccuracy(num_classes=4, average="micro")}

@@ -155,6 +155,25 @@ def test_patient_kd_is_the_distance_of_normalised_states(token: int | None) -> N
     np.testing.assert_allclose(found, expected, rtol=1e-4)
 
 
+@pytest.mark.parametrize("loss", [FeatureMatching({"a": "b"}), PatientKD({"a": "b"}, token=None)])
+def test_hidden_states_of_padding_do_not_count(loss: FeatureMatching) -> None:
+    """Whatever they are; each row has the loss that it has alone."""
+    student, teacher = RANDOM.normal(size=(2, 4, 5, 8))
+    mask = torch.tensor([[1, 1, 1, 0, 0], [0, 0, 0, 1, 1], [1, 1, 1, 1, 1], [0, 0, 0, 0, 0]])
+    student[0, 3], teacher[1, 0] = np.nan, np.inf
+    (ours, theirs), matrix = tensors(student, teacher), torch.eye(8, dtype=torch.float64)
+    ours.requires_grad_()
+    found = loss(ours, theirs, [matrix], mask)
+    for row, own in enumerate(mask.bool()):
+        alone = loss(ours[row, own][None], theirs[row, own][None]) if own.any() else torch.zeros(1)
+        torch.testing.assert_close(found[row], alone[0], check_dtype=False)
+    assert torch.equal(loss(ours, theirs, (), mask)[2], loss(ours, theirs)[2])
+    found.sum().backward()
+    assert not ours.grad[mask == 0].any()  # type: ignore[index]
+    images = torch.randn(4, 5, 3, 3)
+    assert torch.equal(loss(images, images + 1, (), mask), loss(images, images + 1))
+
+
 @pytest.mark.parametrize(
     ("make", "says"),
     [
