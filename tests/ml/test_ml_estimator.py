@@ -191,6 +191,26 @@ def test_the_optimizer_is_adam_with_the_learning_rate():
     assert learning_rate(TorchClassifier(learningRate=0.5)._optimizer_factory(module)) == 0.5
 
 
+@pytest.mark.parametrize(
+    ("cls", "rate"), [(TorchClassifier, 2e-3), (TorchRegressor, 2e-3), (TorchEstimator, 1e-3)]
+)
+def test_a_param_that_is_given_none_has_its_default(cls, rate):
+    """Torch got ``lr=None``, and rows were not shuffled."""
+    names, usual, module = (
+        ("learningRate", "batchSize", "maxEpochs", "seed", "shuffle"),
+        cls(),
+        nn.Linear(1, 1),
+    )
+    nothing = dict.fromkeys(names)
+    for est in (cls(**nothing), usual.copy({usual.getParam(name): None for name in names})):
+        assert learning_rate(est._optimizer_factory(module)) == est.getLearningRate() == rate
+        found, expected = est._options(), usual._options()
+        assert [found[n] for n in ("batch_size", "seed", "shuffle")] == [32, 0, True]
+        assert repr(found["end_when"]) == repr(expected["end_when"])
+    sgd = partial(torch.optim.SGD, lr=0.3)
+    assert cls(optimizer=sgd, learningRate=None)._optimizer_factory(module) is sgd
+
+
 def test_a_given_optimizer_keeps_its_learning_rate_unless_it_is_set():
     module, sgd = nn.Linear(1, 1), partial(torch.optim.SGD, lr=0.3)
     assert TorchClassifier(optimizer=sgd)._optimizer_factory(module) is sgd

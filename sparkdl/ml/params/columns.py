@@ -36,7 +36,7 @@ def value_of(instance: Params, param: Param[T]) -> T | None:
 
 def is_set(instance: Params, param: Param[Any]) -> bool:
     """Return whether a Param has been given a value; to give it ``None`` is to leave it open."""
-    return instance.isSet(param) and instance.getOrDefault(param) is not None
+    return instance.isSet(param) and instance.extractParamMap()[param] is not None
 
 
 class HasErrorCol(HasEntries):

@@ -52,6 +52,11 @@ class HasEntries(Params):
         table = entries(type(self)).values()
         self._setDefault(**{entry.name: entry.default for entry in table if entry.default is not None})
 
+    def getOrDefault(self, param: Any) -> Any:
+        """Gets the value of a param, or its default value; to give it ``None`` is to leave it open."""
+        found = super().getOrDefault(param)
+        return self._defaultParamMap.get(self._resolveParam(param)) if found is None else found
+
 
 def getter(param: Param[T]) -> Callable[[Any], T]:
     """Return the method that reads a Param."""
