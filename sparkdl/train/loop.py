@@ -106,7 +106,7 @@ class Loop:
         The schedule is taken through all that happened until then, so that it need not be saved.
         """
         run = self.run
-        point = point.averaged_by(run.config.averaging).monitored_by(run.monitored)
+        point = point.averaged_by(run.config.averaging).monitored_by(run.monitored, self._validator.mode)
         state = point.state
         scores = self._validator.monitored(point.history.validations)
         epochs = [*point.history.column("epoch"), state.epoch + 1]
@@ -167,6 +167,7 @@ class Loop:
             averaged=self._averaged,
             averaging=kind_of(run.config.averaging),
             monitored=run.monitored,
+            monitor_mode=self._validator.mode,
             history=run.history,
             scores=run.scores,
             setting=self._setting(),

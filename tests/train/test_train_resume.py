@@ -159,6 +159,21 @@ def test_another_monitored_score_has_a_best_of_its_own(data: Dataset, tmp_path: 
     assert (three.state.stale, three.stopped_by, three.state.epoch) == (3, "hook", 5)
 
 
+def test_the_other_direction_of_a_score_has_a_best_of_its_own(data: Dataset, tmp_path: Path) -> None:
+    """The least loss is the worst where larger values are better."""
+    every: Any = {"monitor": "loss", "optimizer": partial(torch.optim.SGD, lr=0.1)}
+    hooks = [Checkpoint(str(tmp_path))]
+    trainer("", 8, mlp(), hooks=hooks, **every).fit(data, validation=data)
+    more = {**every, "hooks": [EarlyStopping(2)], "monitor_mode": "max"}
+    path = str(tmp_path / "iteration-00000004")
+    result = trainer("", 40, mlp(), **more).fit(data, validation=data, resume=path)
+    losses = [row["loss"] for row in result.history.validations]
+    assert losses == sorted(losses, reverse=True)
+    # The first one of its own is the best.
+    assert (len(losses), result.state.stale, result.stopped_by) == (4, 2, "hook")
+    assert result.state.best_score == result.scores["val/loss"] == losses[1]
+
+
 class Frozen(Hook):
     """Writes down what is frozen in each epoch."""
 

@@ -69,6 +69,8 @@ class ResumePoint:
     averaging: str = ""
     # the score that ``state`` knows, "set/metric"; empty without one, or if an earlier release wrote it
     monitored: str = ""
+    # "max" or "min", which of its values are better; empty likewise
+    monitor_mode: str = ""
     # iteration from which on the epoch has so many; the first one, but if its batch size changed
     first: int = 0
     slot: int = 0  # slots of the epoch that the iterations before that one have taken
@@ -102,6 +104,7 @@ class ResumePoint:
             "averaged": self.averaged,
             "averaging": self.averaging,
             "monitored": self.monitored,
+            "monitor_mode": self.monitor_mode,
             "scores": dict(self.scores),
             "validations": [dict(row) for row in self.history.validations],
             "setting": self.setting,
@@ -147,6 +150,7 @@ class ResumePoint:
             averaged=_count(meta["averaged"]),
             averaging=str(meta.get("averaging", "")),
             monitored=str(meta.get("monitored", "")),
+            monitor_mode=str(meta.get("monitor_mode", "")),
             history=history,
             scores={str(name): float(value) for name, value in meta["scores"].items()},
             setting=_setting(meta["setting"]),
@@ -212,9 +216,12 @@ class ResumePoint:
             return self
         return replace(self, averaged=0, average_buffers=None, averaging=kind)
 
-    def monitored_by(self, score: str) -> ResumePoint:
-        """Return the point from which a run goes on that monitors this score: without the best of another."""
-        if not score or self.monitored in ("", score):
+    def monitored_by(self, score: str, mode: str) -> ResumePoint:
+        """Return the point from which a run goes on that monitors this score: without the best of another.
+
+        The best of the other ``mode`` was the worst.
+        """
+        if not score or (self.monitored in ("", score) and self.monitor_mode in ("", mode)):
             return self
         return replace(self, state=replace(self.state, score=math.nan, best_score=math.nan, stale=0))
 

@@ -132,6 +132,13 @@ class Validator:
         self._monitor = monitor
         self._schedule = schedule
 
+    @property
+    def mode(self) -> str:
+        """Which values of the monitored score are better: ``"max"`` or ``"min"``; empty without one."""
+        if self._monitor is None:
+            return ""
+        return "max" if self._monitor.higher_is_better else "min"
+
     def is_due(self, previous: TrainState, state: TrainState) -> bool:
         """Return whether it is time for a validation."""
         return bool(self.sets) and self._run.config.validate_when(previous, state)
