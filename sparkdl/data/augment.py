@@ -55,11 +55,12 @@ class RandomCrop(nn.Module):
     In ``eval()`` the window is the centre, as torchvision's ``CenterCrop`` cuts it out.
 
     Args:
-        size: height and width of the window in pixels, or one number for both; by default the images' own.
+        size: height and width of the window in pixels, or one number for both; by default the images' own,
+            which takes a ``padding``.
         padding: width of the border in pixels.
 
     Raises:
-        ConfigError: if a number is out of range.
+        ConfigError: if a number is out of range, or neither is given.
     """
 
     def __init__(self, size: int | tuple[int, int] | None = None, padding: int = 0) -> None:
@@ -69,6 +70,8 @@ class RandomCrop(nn.Module):
             raise ConfigError(f"size={size!r}: expected height and width in pixels")
         if padding < 0:
             raise ConfigError(f"padding={padding!r}: expected a number of pixels")
+        if self.size is None and not padding:
+            raise ConfigError("RandomCrop() changes nothing: give size, padding, or both")
         self.padding = padding
 
     def forward(self, images: Tensor) -> Tensor:

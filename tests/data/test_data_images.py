@@ -338,6 +338,7 @@ def test_batches_that_do_not_fit() -> None:
         (lambda: RandomFlip(1.5), "p=1.5"),
         (lambda: RandomCrop(0), "size=0"),
         (lambda: RandomCrop(padding=-1), "padding=-1"),
+        (RandomCrop, r"RandomCrop\(\) changes nothing"),
         (lambda: Normalize([0.5], [0.0]), "expected as many positive std as mean"),
         (lambda: Normalize([0.5], [1.0, 1.0]), "expected as many"),
     ],
