@@ -31,7 +31,7 @@ class Int8:
     the defaults below.
 
     Args:
-        block: values with one scale, itself four bytes.
+        block: values with one scale, itself four bytes, or eight where float64 has scales below 2⁻¹²⁶.
         error_feedback: whether each partition adds what is left out to its next gradient.
 
     Raises:
@@ -162,9 +162,13 @@ def _encode_largest(codec: TopK, values: torch.Tensor) -> Encoded:
 
 def _encode_int8(codec: Int8, values: torch.Tensor) -> Encoded:
     blocks = _blocks(values, codec.block)
-    scales = (blocks.abs().amax(1) / 127).to(torch.float32)
+    exact = blocks.abs().amax(1) / 127
+    scales = exact.to(torch.float32)
     if not torch.isfinite(scales).all():
         return _as_they_are(values.numpy())
+    small = (exact > 0) & (exact < 2.0**-_FACTOR)
+    if exact.dtype == torch.float64 and small.any():  # which fp32 cannot hold, or with few digits
+        scales = torch.where(small, exact, scales.double())
     divisors = scales.to(values.dtype).masked_fill(scales == 0, 1)[:, None]
     integers = (blocks / divisors).round_().clamp_(-127, 127).to(torch.int8)
     arrays = {"gradient": integers.view(-1)[: len(values)].numpy(), "scales": scales.numpy()}

@@ -76,6 +76,24 @@ def test_int8_errs_by_half_a_scale_of_the_block(values: Any, block: int) -> None
         assert (np.abs(found[start : start + block] - own) <= bound).all()
 
 
+@given(
+    arrays.arrays(np.float64, st.integers(0, 40), elements=st.floats(-1, 1)),
+    st.lists(st.integers(-900, 120), min_size=10, max_size=10),
+)
+def test_int8_of_float64_holds_small_gradients_as_exactly_as_large_ones(values: Any, exponents: Any) -> None:
+    """A scale of float32 had few digits below 2**-126, and was 0 below 2**-150."""
+    blocks = np.arange(len(values)) // 4
+    values = np.ldexp(values, np.array(exponents)[blocks])
+    found = there_and_back(Int8(4), values)
+    for block in range(len(values) // 4 + 1):
+        own = values[blocks == block]
+        # the least number of float64 limits what is smaller than all of these scales
+        bound = np.abs(own).max(initial=0) / 254 * (1 + 1e-6) + 2.0**-1066
+        assert (np.abs(found[blocks == block] - own) <= bound).all()
+        if np.abs(own).max(initial=0) > 2.0**-100:  # as if no others were there
+            np.testing.assert_array_equal(found[blocks == block], there_and_back(Int8(4), own))
+
+
 @given(VALUES, st.floats(0.01, 1.0))
 def test_top_k_sends_the_largest_as_they_are(values: Any, fraction: float) -> None:
     found = there_and_back(TopK(fraction), values)
