@@ -228,6 +228,19 @@ def test_a_threshold_leaves_the_share_above_it(real: Any, share: float) -> None:
     assert found.threshold == 99 - round(100 * share)
 
 
+def test_a_forecast_of_nan_makes_no_anomaly_and_no_threshold(real: Any) -> None:
+    """Spark takes NaN for the largest number: each such value was an anomaly, and by its threshold none."""
+    value, forecast = np.array([1.0, 1.0, np.nan, 9.0, 6.0]), np.array([1.0, np.nan, 1.0, 1.0, 1.0])
+    bounds = {"f_q10": forecast - 6, "f_q50": forecast, "f_q90": forecast + 6}
+    table = pd.DataFrame({"id": "a", "y": value, "f": forecast, **bounds})
+    rows = real.createDataFrame(table).withColumn("y", F.nanvl("y", F.lit(None)))
+    model = TimeSeriesModel()._set(labelCol="y", predictionCol="f", quantiles=[0.1, 0.5, 0.9])
+    limits = model.thresholds(rows, share=0.4)
+    assert [row.threshold for row in limits.collect()] == [np.sort(np.abs(value - forecast))[1]]
+    for judged in (model.anomalies(rows, limits), model.anomalies(rows)):
+        assert [row.anomaly for row in judged.collect()] == [False, None, None, True, False]
+
+
 def test_anomalies_by_thresholds_and_by_quantiles(real: Any) -> None:
     table = frame(2, 60)
     model = estimator(architecture="naive", seasonality=1, quantiles=[0.1, 0.5, 0.9]).fit(

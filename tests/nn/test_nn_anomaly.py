@@ -83,3 +83,12 @@ def test_a_threshold_of_missing_values_is_refused():
     value = torch.tensor([1.0, torch.nan, 3.0])
     with pytest.raises(DataError, match="1 of 3 errors are NaN or infinite"):
         AnomalyDetector().set_threshold(torch.zeros(3), value, share=0.0)
+
+
+@pytest.mark.parametrize(("forecast", "value"), [(0.0, torch.nan), (torch.nan, 0.0), (torch.inf, torch.inf)])
+def test_what_is_missing_is_neither_normal_nor_an_anomaly(forecast, value):
+    model = AnomalyDetector()
+    model.set_threshold(torch.zeros(3), torch.ones(3), share=0.0)
+    assert model.detect(torch.zeros(2), torch.tensor([torch.inf, 1.0])).tolist() == [True, False]
+    with pytest.raises(DataError, match="1 of 2 errors are NaN, which are neither normal nor anomalies"):
+        model.detect(torch.tensor([0.0, forecast]), torch.tensor([2.0, value]))

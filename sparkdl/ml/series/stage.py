@@ -11,7 +11,7 @@ from typing import Any, Self, Unpack
 import torch
 from pyspark import keyword_only
 from pyspark.ml import Estimator, Model
-from pyspark.sql import DataFrame
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from sparkdl.data.columns import Columns, quoted
@@ -78,6 +78,8 @@ class TimeSeriesModel(HasSeries, Fitted, Model):
     def thresholds(self, forecasts: DataFrame, share: float = 0.01) -> DataFrame:
         """Return by series the largest error of :meth:`forecasts` that is no anomaly, as ``threshold``.
 
+        Rows where a value is missing, or a forecast is null or NaN, do not count.
+
         Args:
             forecasts: rows of series with few anomalies.
             share: of the values of each series that are anomalies: the ones farthest from their forecasts.
@@ -88,7 +90,7 @@ class TimeSeriesModel(HasSeries, Fitted, Model):
         if not isinstance(share, int | float) or not 0 <= share < 1:
             raise ConfigError(f"share={share!r}: expected a number from 0 to below 1")
         keys, value, forecast = self._names()
-        errors = F.sort_array(F.collect_list(F.abs(quoted(value) - quoted(forecast))))  # without null
+        errors = F.sort_array(F.collect_list(F.abs(_error(value, forecast))))  # without null
         count = F.floor(F.round(F.size(errors) * F.lit(float(share)), 6)).cast("int")  # 0.29 of 100 are 29
         place = F.size(errors) - count
         largest = F.when(place > 0, F.element_at(errors, F.greatest(place, F.lit(1))))
@@ -96,6 +98,8 @@ class TimeSeriesModel(HasSeries, Fitted, Model):
 
     def anomalies(self, forecasts: DataFrame, thresholds: DataFrame | None = None) -> DataFrame:
         """Add ``anomaly`` to the rows of :meth:`forecasts`: whether a value is too far from its forecast.
+
+        It is null where a value is missing, or a forecast is null or NaN.
 
         Args:
             forecasts: the rows to judge.
@@ -106,17 +110,18 @@ class TimeSeriesModel(HasSeries, Fitted, Model):
             ConfigError: if there are neither thresholds nor two quantiles.
         """
         keys, value, forecast = self._names()
-        came, quantiles = quoted(value), self.outputNames()[1:]
+        quantiles = self.outputNames()[1:]
         if thresholds is not None:
             joined = forecasts.join(thresholds, keys, "left") if keys else forecasts.crossJoin(thresholds)
-            far = F.abs(came - quoted(forecast)) > F.col(_THRESHOLD)
+            far = F.abs(_error(value, forecast)) > F.col(_THRESHOLD)
             return joined.withColumn(_ANOMALY, far).drop(_THRESHOLD)
         if len(quantiles) < 2:
             raise ConfigError(
                 "anomalies: found neither thresholds nor two quantiles; give thresholds(...), or fit with "
                 "quantiles=[0.01, 0.5, 0.99]"
             )
-        return forecasts.withColumn(_ANOMALY, (came < quoted(quantiles[0])) | (came > quoted(quantiles[-1])))
+        outside = (_error(value, quantiles[0]) < 0) | (_error(value, quantiles[-1]) > 0)
+        return forecasts.withColumn(_ANOMALY, outside)
 
     def _names(self) -> tuple[list[str], str, str]:
         layout = self._layout()
@@ -347,3 +352,8 @@ class TimeSeriesEstimator(HasSeriesTraining, FitsModule, Estimator[TimeSeriesMod
                     f"season ago, of {season} steps: set it to at least as many, or another seasonality"
                 )
         return arguments
+
+
+def _error(value: str, forecast: str) -> Column:
+    """Return how far values are above forecasts, null for NaN, which Spark takes for the largest number."""
+    return F.nanvl(quoted(value) - quoted(forecast), F.lit(None).cast("double"))

@@ -93,5 +93,21 @@ class AnomalyDetector(nn.Module):
         self.threshold.copy_(errors.kthvalue(allowed).values)
 
     def detect(self, forecast: Tensor, value: Tensor) -> Tensor:
-        """Return which values are anomalies, bool, shape (rows,)."""
-        return (forecast - value).abs() > self.threshold
+        """Return which values are anomalies, bool, shape (rows,).
+
+        Args:
+            forecast: shape (rows,), output of :meth:`forward` in evaluation mode.
+            value: shape (rows,), the values that came.
+
+        Raises:
+            DataError: if a forecast or a value is NaN.
+        """
+        errors = (forecast - value).abs()
+        unknown = int(errors.isnan().sum())
+        if unknown:
+            raise DataError(
+                f"forecast - value: {unknown} of {len(errors)} errors are NaN, which are neither normal nor "
+                "anomalies; leave these rows out",
+                code="data-value",
+            )
+        return errors > self.threshold
