@@ -17,6 +17,7 @@ from sparkdl.ml.estimators.fitting import with_values
 from sparkdl.ml.estimators.sparsity import settled
 from sparkdl.ml.params.columns import is_set, value_of
 from sparkdl.ml.persistence.stored import explained
+from sparkdl.train.planning.request import planned_rows
 from sparkdl.train.scheduled import follows_scores
 from sparkdl.train.trainer import Trainer
 from sparkdl.tune import saving
@@ -173,12 +174,14 @@ class TorchTuner(Estimator[Any], MLWritable, MLReadable[Any]):
             folds = None if validation is not None else self.numFolds
             if folds:
                 rows.share = 1 - 1 / folds
+            tuner._rows = None if rows.encoding is None else planned_rows(rows.encoding.rows)
             return tuner.fit(train, validation, folds=folds, resume=self.resume)
 
     def refit(self, dataset: DataFrame, best: BestTrial) -> Any:
         """Fit the estimator to all rows, also those that have validated, with what a search has found.
 
-        A learning rate that goes by ``maxEpochs`` falls as in the trial: over the epochs of the search.
+        A learning rate that goes by ``maxEpochs`` falls as in the trial: over the epochs of the search. What
+        an estimator of a table chooses by the number of rows, such as the batch, is as in the trial, too.
 
         Args:
             dataset: as of ``fit``.
@@ -195,6 +198,7 @@ class TorchTuner(Estimator[Any], MLWritable, MLReadable[Any]):
         for name in ("validationFraction", "validationIndicatorCol", "earlyStoppingPatience", "monitor"):
             chosen.clear(chosen.getParam(name))
         chosen.metrics = None  # of which none is computed without validation
+        chosen._trial_rows = best.rows
         return chosen.fit(dataset)
 
     def copy(self, extra: Mapping[Param[Any], Any] | None = None) -> TorchTuner:

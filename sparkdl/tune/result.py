@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -33,6 +33,8 @@ class BestTrial:
         epoch: completed epochs.
         value: the metric then.
         copies: when population-based training has replaced the trial, see :class:`Trial`.
+        rows: how many rows of a table it was trained on, if an estimator has chosen batch or module by their
+            number.
     """
 
     number: int
@@ -40,6 +42,7 @@ class BestTrial:
     epoch: int
     value: float
     copies: Sequence[Mapping[str, Any]] = ()
+    rows: int | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -171,6 +171,7 @@ class Tuner:
         self.scheduler: Scheduler = scheduler or FIFO()
         self._trials = trials
         self._losses: dict[str, str] = {}
+        self._rows: int | None = None  # of a table, see `BestTrial`
         self.result: SearchResult | None = None
 
     def fit(
@@ -407,6 +408,7 @@ class Tuner:
                 best.epoch,
                 search.sign * best.value,
                 tuple(copies),
+                self._rows,
             )
         return SearchResult(
             best=found,

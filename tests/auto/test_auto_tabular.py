@@ -14,8 +14,10 @@ from torch import nn
 from sparkdl import Predictor, TorchClassifier, TorchRegressor
 from sparkdl.auto import AutoTabular, Candidate
 from sparkdl.auto.tabular import FIRST, default_candidates
+from sparkdl.data.store.dataframe import split_by_fraction
 from sparkdl.exceptions import ConfigError, DataError, SparkdlWarning
 from sparkdl.ml import TorchClassificationModel
+from sparkdl.ml.estimators import tables
 from sparkdl.tune.running.journal import Journal
 
 QUICK: dict[str, Any] = {"trials": 2, "max_epochs": 2, "progress": False, "timeout": 300.0}
@@ -33,8 +35,10 @@ def table() -> pd.DataFrame:
 @pytest.mark.jvm
 @pytest.mark.whole
 def test_classes_are_learned_and_the_model_is_an_ordinary_one(
-    real: Any, table: pd.DataFrame, tmp_path: Path
+    real: Any, table: pd.DataFrame, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(tables, "_LEAST_BATCH", 1)
+    monkeypatch.setattr(tables, "_ITERATIONS", 7)  # so that all rows would have another batch than a trial
     df = real.createDataFrame(table.drop(columns="cost")).coalesce(1)
     auto = AutoTabular(labelCol="state", **QUICK)
     model = auto.fit(df)
@@ -53,6 +57,9 @@ def test_classes_are_learned_and_the_model_is_an_ordinary_one(
     assert model.summary.totalEpochs == best.epoch  # and on all rows
     assert model.encoding is not None
     assert model.encoding.rows == 240
+    assert best.rows is not None
+    assert best.rows == split_by_fraction(df.select("site", "hours", "state"), 0.2, 0)[0].count() < 224
+    assert (model.getBatchSize(), tables.batch_size(240)) == (16, 32)
     model.write().save(str(tmp_path / "model"))
     again = TorchClassificationModel.load(str(tmp_path / "model"))
     assert set(again.transform(df).toPandas()["predictedLabel"]) <= {"fails", "runs"}

@@ -6,6 +6,7 @@ import json
 import math
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -187,6 +188,21 @@ def test_the_fit_at_the_end_has_the_rates_of_the_trial_that_won(monkeypatch: Any
     trial = TorchClassifier(maxEpochs=10)
     assert rates == _rates(trial, 640)[:60]
     assert _rates(trial, 640, 2 / 3)[-1] == pytest.approx(1 / 140)  # a fold's fit is to end at 0, too
+
+
+def test_the_fit_at_the_end_has_batch_and_module_of_the_trial_that_won(monkeypatch: Any) -> None:
+    """Rows that had validated made the batch twice as large, and let the module drop less."""
+    fitted: list[Any] = []
+    monkeypatch.setattr(TorchClassifier, "fit", lambda self, _: fitted.append(self))
+    for rows, given in ((4800, {}), (4800, {"batchSize": 7}), (None, {})):
+        tuner = tune.TorchTuner(estimator=TorchClassifier(**given), space={"learningRate": [1e-3, 1e-2]})
+        tuner.refit(None, tune.BestTrial(0, {"learningRate": 1e-2}, 3, 0.5, rows=rows))  # type: ignore[arg-type]
+    encoding = TableEncoding((Number("a", "number", 0, 1),), (), {}, 6400)  # with those that have validated
+    given_rows = SimpleNamespace(encoding=encoding)
+    sizes = [tables.training(own, encoding, nn.Identity())["batch_size"] for own in fitted]
+    assert sizes == [64, 7, 128]
+    drops = [own._build_default(given_rows, 2)[0].dropout for own in fitted]
+    assert drops == [0.3, 0.3, 0.1]
 
 
 @pytest.mark.parametrize("schedule", [partial(ReduceLROnPlateau, patience=1), lambda o: ReduceLROnPlateau(o)])

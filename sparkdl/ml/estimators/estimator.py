@@ -239,7 +239,7 @@ class TorchClassifier(FitsTorch, HasClassOutputs, HasScaling, ProbabilisticClass
                     "standardization=False: numbers of a table are standardised when they are encoded, and a "
                     "classifier has nothing else to standardise; leave it out, or say encode='off'"
                 )
-            return self._build(Tabular, **tables.of_default(rows.encoding, classes))
+            return self._build(Tabular, **tables.of_default(rows.encoding, classes, self._trial_rows))
         module, source = _perceptron(self, rows, classes)
         if self.getStandardization() and isinstance(module, MLP):
             found = rows.once("moments", partial(fitting.moments, rows.train, rows.inputs))
@@ -307,7 +307,8 @@ class TorchRegressor(FitsTorch, HasPrediction, HasScaling, Regressor[TorchRegres
         self, rows: FitRows, targets: tuple[int, ...]
     ) -> tuple[nn.Module, ModuleSource | None]:
         if rows.encoding is not None:
-            module, source = self._build(Tabular, **tables.of_default(rows.encoding, prod(targets)))
+            arguments = tables.of_default(rows.encoding, prod(targets), self._trial_rows)
+            module, source = self._build(Tabular, **arguments)
         else:
             module, source = _perceptron(self, rows, prod(targets))
         if self.getStandardization() and isinstance(module, ScaledOutputs):

@@ -102,6 +102,7 @@ class FitsModule(HasAttributes, HasRunSetters, HasHyper, TorchWritable, TorchRea
 
     _model_class: ClassVar[type[Fitted]]
     _rate_epochs: int | None = None  # over which a rate falls that goes by maxEpochs, if not over these
+    _trial_rows: int | None = None  # of a table, whose number decides on batch and module in place of its own
 
     @abstractmethod
     def _look_at(self, dataset: DataFrame) -> FitRows:

@@ -134,12 +134,12 @@ def layout(encoding: TableEncoding, factory: Any, **more: Any) -> dict[str, Any]
     return {name: value for name, value in known.items() if name in _arguments(factory)}
 
 
-def of_default(encoding: TableEncoding, outputs: int) -> dict[str, Any]:
-    """Return the arguments of the module that a table has by default.
+def of_default(encoding: TableEncoding, outputs: int, rows: int | None = None) -> dict[str, Any]:
+    """Return the arguments of the module that a table has by default, or a table of so many ``rows``.
 
     Of few rows it would learn every one by heart, so that it drops more.
     """
-    few = planned_rows(encoding.rows) < _FEW_ROWS
+    few = (rows or planned_rows(encoding.rows)) < _FEW_ROWS
     return layout(encoding, Tabular, outputs=outputs, **({"dropout": _DROPOUT_OF_FEW} if few else {}))
 
 
@@ -160,13 +160,14 @@ def training(
 
     These are the batch, and a learning rate that falls in a straight line to 0 at the last iteration. A run
     that goes on with other rows keeps its batch, and its rate falls anew. A plan for other rows takes those:
-    its fit is the one that has them. The iterations of a fold's fit are those of its ``share`` of the rows.
+    its fit is the one that has them. The iterations of a fold's fit are those of its ``share`` of the rows. A
+    fit that follows a trial has the trial's batch.
     """
     rows = planned_rows(encoding.rows)
     if is_set(estimator, estimator.batchSize):
         size = estimator.getBatchSize()
     else:
-        size = before.batch_size if before else batch_size(rows)
+        size = before.batch_size if before else batch_size(estimator._trial_rows or rows)
     found: dict[str, Any] = {"batch_size": size}
     iterations = ceil(round(rows * share) / size) * (estimator._rate_epochs or estimator.getMaxEpochs())
     limit = value_of(estimator, estimator.maxIter)
