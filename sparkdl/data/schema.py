@@ -39,6 +39,8 @@ _Vectors = dict[str, dict[str, list[Array]]]
 STRINGS = T.StringType | T.CharType | T.VarcharType
 """The SQL types of strings; Spark 4.1 and later can keep the last two."""
 
+_BINARY = "UTF8_BINARY"
+
 _OWN = "__sparkdl_"  # names of columns that sparkdl adds itself begin so
 
 
@@ -188,6 +190,17 @@ def _part(vector: SqlColumn, part: str) -> SqlColumn:
         return values
     places = F.transform(values, lambda _, place: place.cast("int"))
     return F.when(plain.getField("type") == 0, plain.getField("indices")).otherwise(places)
+
+
+def check_collation(data_type: DataType, what: str) -> None:
+    """Check that strings are equal only where their bytes are, as Python has it, and not by a collation."""
+    collation = getattr(data_type, "collation", _BINARY)
+    if collation != _BINARY:
+        raise DataError(
+            f"{what} has type {data_type.simpleString()}, of which Spark takes some strings that differ for "
+            f"one, and sparkdl does not: cast it to STRING COLLATE {_BINARY}",
+            code="data-type",
+        )
 
 
 def same_names(df: DataFrame, name: str) -> list[str]:

@@ -15,7 +15,7 @@ from pyspark.sql.types import DataType
 from xxhash import xxh64_intdigest
 
 from sparkdl.data.columns import quoted
-from sparkdl.data.schema import STRINGS
+from sparkdl.data.schema import STRINGS, check_collation
 from sparkdl.exceptions import ConfigError, DataError, integer_option
 from sparkdl.ml.stages.rowwise import find_field
 from sparkdl.recsys.checks import check_columns, check_new
@@ -143,6 +143,7 @@ def _check_type(name: str, data_type: DataType) -> None:
             "booleans: cast it to a string, or put numbers into buckets first (with_buckets)",
             code="data-type",
         )
+    check_collation(data_type, f"with_hash: column {name!r}")
 
 
 def _hashed(values: Sequence[Column], types: Sequence[DataType], buckets: int | None, salt: str) -> Column:

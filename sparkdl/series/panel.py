@@ -13,7 +13,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from sparkdl.data.columns import quoted
-from sparkdl.data.schema import check_dataframe, check_no_stream, missing_column
+from sparkdl.data.schema import check_collation, check_dataframe, check_no_stream, missing_column
 from sparkdl.exceptions import ConfigError, DataError
 from sparkdl.series.grid import Series, on_grid
 from sparkdl.series.layout import PanelLayout
@@ -40,6 +40,8 @@ def check_columns(df: DataFrame, layout: PanelLayout) -> None:
             "string or a number",
             code="data-type",
         )
+    if layout.id:
+        check_collation(fields[layout.id], f"id column {layout.id!r}")
     for name in numbers:
         if not isinstance(fields[name], T.NumericType | T.BooleanType):
             raise DataError(

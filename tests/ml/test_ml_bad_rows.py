@@ -10,9 +10,17 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from sparkdl.exceptions import DataError
-from sparkdl.ml import TorchClassifier, TorchEstimator, TorchRegressor
+from sparkdl.ml import (
+    TabularEncoder,
+    TextIndexer,
+    TimeSeriesEstimator,
+    TorchClassifier,
+    TorchEstimator,
+    TorchRegressor,
+)
 from sparkdl.ml.estimators import fitting
 from sparkdl.nn.losses import squared_error
+from sparkdl.recsys import with_hash
 
 SCHEMA = T.StructType([T.StructField("x", VectorUDT()), T.StructField("y", T.DoubleType())])
 GOOD = [(Vectors.dense(float(i), 1.0), float(i % 2)) for i in range(8)]
@@ -115,6 +123,30 @@ def test_names_that_spark_does_not_tell_apart(spark: Any) -> None:
         assert model.transform(doubled).count() == len(GOOD)
     finally:
         spark.conf.unset("spark.sql.caseSensitive")
+
+
+@pytest.mark.skipif(not hasattr(T.StringType(), "collation"), reason="Spark 4 brought collations")
+def test_strings_of_which_a_collation_takes_some_for_one(spark: Any) -> None:
+    """A panel had two series, of which a backtest made one; an encoding had two categories."""
+    df = spark.range(4).selectExpr(
+        "collate(IF(id < 2, 'a', 'A'), 'UTF8_LCASE') AS s", "array(s) AS w", "id AS t", "double(id) AS n"
+    )
+    assert df.select("s").distinct().count() == 1 < len({row.s for row in df.collect()})
+    series = TimeSeriesEstimator(idCol="s", timeCol="t", labelCol="n", horizon=1, frequency="1")
+    for act, what in (
+        (series.fit, "id column 's'"),
+        (TorchRegressor(featuresCols=["s", "n"], labelCol="t").fit, "features column 's'"),
+        (TabularEncoder(inputCols=["s", "n"]).fit, "features column 's'"),
+        (TorchClassifier(featuresCols=["n"], labelCol="s", encode="off").fit, "label column 's'"),
+        (TextIndexer(inputCol="w", outputCol="i").fit, "inputCol 'w': its element"),
+    ):
+        with pytest.raises(DataError, match=f"{what} has type string collate UTF8_LCASE.* cast it to STRING"):
+            act(df)
+    for name in ("s", "w"):
+        with pytest.raises(DataError, match=f"with_hash: column '{name}' has type string collate UTF8_LCASE"):
+            with_hash(df, "i", name)
+    binary = df.withColumn("s", F.expr("CAST(s AS STRING COLLATE UTF8_BINARY)"))
+    assert with_hash(binary, "i", "s").select("i").distinct().count() == 2
 
 
 def test_streams_and_tables_of_other_kinds(spark: Any) -> None:

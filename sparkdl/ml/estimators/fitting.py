@@ -20,7 +20,13 @@ from sparkdl._spark.errors import is_job_failure, task_error
 from sparkdl.data.collate import tensor_of
 from sparkdl.data.columns import name_id, quoted
 from sparkdl.data.dataset import Dataset
-from sparkdl.data.schema import STRINGS, check_dataframe, check_no_stream, check_unambiguous
+from sparkdl.data.schema import (
+    STRINGS,
+    check_collation,
+    check_dataframe,
+    check_no_stream,
+    check_unambiguous,
+)
 from sparkdl.data.store.dataframe import DataFrameSource, check_repeats
 from sparkdl.exceptions import DataError
 from sparkdl.wire.frame import Array
@@ -54,6 +60,7 @@ def index_strings(
     if not is_text(df, name):
         return df, ()
     check_unambiguous(df, name, "label")
+    check_collation(df.schema[name].dataType, f"label column {name!r}")
     labels = known or _strings(df, name)
     if known:
         for row in df.where(~quoted(name).isin(*known)).select(quoted(name)).limit(1).collect():

@@ -17,7 +17,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from sparkdl.data.columns import quoted
-from sparkdl.data.schema import STRINGS, check_unambiguous, missing_column
+from sparkdl.data.schema import STRINGS, check_collation, check_unambiguous, missing_column
 from sparkdl.exceptions import DataError
 from sparkdl.table.calendar import VALUES, Part
 from sparkdl.table.encoding import Category, Number, TableEncoding
@@ -61,6 +61,7 @@ def kinds_of(df: DataFrame, names: Sequence[str]) -> dict[str, Kind]:
                 "Select parts of it into columns of their own, or train a module on it with encode='off'",
                 code="data-type",
             )
+        check_collation(types[name], f"features column {name!r}")
         found[name] = kind
     return found
 

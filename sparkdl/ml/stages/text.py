@@ -14,7 +14,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from sparkdl.data.columns import quoted, tensor_metadata
-from sparkdl.data.schema import STRINGS
+from sparkdl.data.schema import STRINGS, check_collation
 from sparkdl.data.text import TextIndex, tokenize
 from sparkdl.exceptions import ConfigError, DataError
 from sparkdl.ml.params.converters import one_of
@@ -237,4 +237,6 @@ def _text(stage: _IndexParams, df: DataFrame) -> tuple[Column, bool]:
         raise DataError(
             f"inputCol {name!r} has type {found.simpleString()}: expected string or array<string>"
         )
+    if split:
+        check_collation(text, f"inputCol {name!r}: its element")
     return quoted(name), split
