@@ -27,15 +27,13 @@ def layout_of(
     group_of: Callable[[nn.Parameter], int] | None = None,
     moving: Container[str] = (),
 ) -> ParamLayout:
-    """Describe how a module's parameters and buffers lie in flat vectors; one at least must be trainable.
+    """Describe how a module's parameters and buffers lie in flat vectors.
 
     Without ``group_of`` all are in optimizer group 0. ``moving`` names frozen parameters that forward
     changes; they lie among the buffers.
     """
     check_device(module)
     params = trainable(module)
-    if not params:
-        raise nothing_to_train(module)
     for name, p in params:
         if isinstance(p, nn.parameter.UninitializedParameter):
             raise ModelError(
@@ -77,8 +75,13 @@ def layout_of(
         params=lay_out([(name, tuple(p.shape), group(p)) for name, p in params]),
         buffers=lay_out([(n, tuple(b.shape), 0) for n, b in floating]),
         counters=lay_out([(n, tuple(b.shape), 0) for n, b in integers]),
-        dtype=_DTYPES[params[0][1].dtype],
+        dtype=_DTYPES[params[0][1].dtype] if params else _of_frozen(module),
     )
+
+
+def _of_frozen(module: nn.Module) -> str:
+    """Return the dtype of a module's vectors if nothing of it is trained."""
+    return next((_DTYPES[p.dtype] for p in module.parameters() if p.dtype in _DTYPES), "float32")
 
 
 def moving_with_buffers(layout: ParamLayout, module: nn.Module, moving: Collection[str]) -> ParamLayout:

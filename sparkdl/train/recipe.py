@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import glob
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -82,13 +81,13 @@ class Recipe:
     ) -> Recipe:
         """Lay the parameters out, and try the optimizer on shards.
 
-        Of a module that is frozen as a whole, one parameter is laid out: it can be evaluated. Raises
-        ConfigError, ModelError or OptimizerError if an option, the parameters or the optimizer do not work.
+        A module of which nothing is trained can be evaluated. Raises ConfigError, ModelError or
+        OptimizerError if an option, the parameters or the optimizer do not work.
         """
         unfreezes = [pattern for hook in config.hooks for pattern in hook.unfreezes]
         groups, trains = config.groups, not is_frozen(module, unfreezes)
         if not trains:
-            unfreezes, groups, optimizer = _stand_in(module), (), partial(torch.optim.SGD, lr=0.0)
+            groups, optimizer = (), partial(torch.optim.SGD, lr=0.0)
         with _trainable(module, unfreezes) as frozen:
             spec, group_of = optimizer_spec(optimizer, module, groups)
             tried = tried_optimizer(spec, layout_of(module, group_of))
@@ -262,19 +261,9 @@ def _staleness_of(config: TrainConfig, optimizer: OptimizerSpec, keyed: Sequence
 
 
 def is_frozen(module: nn.Module, unfreezes: Sequence[str]) -> bool:
-    """Return whether a module has parameters of which none is trained, now or later."""
+    """Return whether a module has no parameters that are trained, now or later."""
     with _trainable(module, unfreezes):
-        return not trainable(module) and any(True for _ in module.parameters())
-
-
-def _stand_in(module: nn.Module) -> list[str]:
-    """Return the pattern of the smallest parameter that can be laid out; none if none can."""
-    sizes = {
-        name: parameter.numel()
-        for name, parameter in module.named_parameters()
-        if parameter.dtype in (torch.float32, torch.float64)
-    }
-    return [glob.escape(min(sizes, key=lambda name: sizes[name]))] if sizes else []
+        return not trainable(module)
 
 
 def _copied(module: nn.Module) -> nn.Module:

@@ -85,8 +85,6 @@ def sparse():
 BASE = torch.zeros(6)
 
 REJECTED = {
-    "nothing": (nn.ReLU(), "ReLU has no parameter with requires_grad=True"),
-    "all frozen": (nn.Linear(1, 1).requires_grad_(False), "Linear has no parameter with requires_grad=True"),
     "half": (nn.Linear(1, 1).half(), r"parameter 'weight' is torch.float16.*module.float\(\)"),
     "complex": (nn.Linear(1, 1, dtype=torch.complex64), "parameter 'weight' is torch.complex64"),
     "mixed": (
@@ -129,6 +127,15 @@ def test_lazy_buffers_are_rejected():
 def test_disjoint_views_of_one_tensor_are_fine():
     module = holding(a=nn.Parameter(BASE[:2]), b=nn.Parameter(BASE[2:]), none=nn.Parameter(torch.empty(0)))
     assert layout_of(module).numel == 6
+
+
+@pytest.mark.parametrize(("dtype", "expected"), [("float64", "float64"), ("bfloat16", "float32")])
+def test_a_module_of_which_nothing_is_trained_has_an_empty_vector(dtype, expected):
+    for module in (nn.ReLU(), nn.Linear(1, 1, dtype=getattr(torch, dtype)).requires_grad_(False)):
+        layout = layout_of(module)
+        assert (layout.params, layout.numel) == ((), 0)
+        FlatModule(module, layout).load(np.empty(0, layout.dtype), np.empty(0), np.empty(0))
+    assert layout.dtype == expected
 
 
 def test_a_frozen_parameter_may_have_any_dtype():

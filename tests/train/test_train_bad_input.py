@@ -72,9 +72,9 @@ def test_optimizer_of_another_module() -> None:
         Trainer(mlp(), loss=nn.CrossEntropyLoss(), optimizer=other)
 
 
-def test_nothing_to_train() -> None:
-    with pytest.raises(ModelError, match="nothing to train"):
-        Trainer(nn.ReLU(), loss=nn.MSELoss(), optimizer=SGD)
+def test_nothing_to_train(spark: Any) -> None:
+    with pytest.raises(ModelError, match="ReLU has no parameter with requires_grad=True: there is nothing"):
+        fit(spark, nn.ReLU())
 
 
 def test_wrong_feature_size_names_the_layer(spark: Any) -> None:

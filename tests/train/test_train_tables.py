@@ -147,6 +147,29 @@ def test_a_frozen_module_is_evaluated_and_not_trained(spark: Any) -> None:
     assert not any(parameter.requires_grad for parameter in module.parameters())
 
 
+class Half(nn.Linear):
+    """Has weights that cannot be trained."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x.bfloat16()).float()
+
+
+@pytest.mark.parametrize(
+    "module",
+    [nn.Identity(), Half(64, 10).bfloat16().requires_grad_(False), nn.BatchNorm1d(64, affine=False)],
+    ids=lambda module: type(module).__name__,
+)
+def test_a_module_of_which_nothing_can_be_trained_is_evaluated(spark: Any, module: nn.Module) -> None:
+    x, y = digits(80)
+    found = Trainer(module, loss=nn.CrossEntropyLoss(reduction="none"), optimizer=torch.optim.Adam)
+    with Dataset.from_numpy(x, y, spark=spark, num_partitions=2) as data, torch.no_grad():
+        output = module.eval()(torch.from_numpy(x))
+        expected = nn.functional.cross_entropy(output, torch.from_numpy(y))
+        assert found.evaluate(data)["loss"] == pytest.approx(expected.item(), rel=1e-5)
+        assert trainer().evaluate(data, module=module) == found.evaluate(data)
+        np.testing.assert_allclose(found.predict(data), output.numpy(), rtol=1e-5)
+
+
 def test_a_share_of_a_dataset_is_held_out_as_by_hand(spark: Any) -> None:
     """One partition has the rows of a share in their order, and the bits are those of these rows alone."""
     x, y = digits(203)

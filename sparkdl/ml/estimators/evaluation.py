@@ -11,7 +11,7 @@ import torch
 from pyspark.ml.classification import ProbabilisticClassificationModel
 from pyspark.ml.regression import RegressionModel
 from pyspark.sql import DataFrame
-from torch import Tensor, nn
+from torch import Tensor
 
 from sparkdl.data.columns import Column, Columns
 from sparkdl.data.dataset import Dataset
@@ -53,7 +53,7 @@ def evaluate(model: Any, df: DataFrame, metrics: Any, loss: Loss | None) -> dict
         read = kept if model.encoding is not None else [*model.featuresNames(), *kept]
         df = fitting.with_values(df, [name for name in read if name in df.columns])
     trainer = Trainer(
-        _module_of(model),
+        quantized(model.module) if model.getQuantize() else model.module,
         loss=chosen if measured else _nothing,
         optimizer=partial(torch.optim.SGD, lr=0.0),  # nothing is trained
         progress=False,
@@ -84,17 +84,6 @@ def _label_and_loss(model: Any) -> tuple[Column | list[Column] | None, Loss | No
     if len(outputs) == 1 and isinstance(model, RegressionModel):
         return Column(name, outputs[0].shape, outputs[0].dtype), squared_error
     return Column(name), None
-
-
-def _module_of(model: Any) -> nn.Module:
-    """Return the module that a transform calls."""
-    if not model.getQuantize():
-        module: nn.Module = model.module
-        return module
-    rounded = quantized(model.module)
-    if not any(parameter.requires_grad for parameter in rounded.parameters()):
-        rounded.register_parameter("sparkdl_none", nn.Parameter(torch.zeros(1)))  # a Trainer wants one
-    return rounded
 
 
 def _nothing(output: Any, label: Any) -> Tensor:

@@ -84,6 +84,7 @@ def plan_of(
     tell: Callable[[str], None],
 ) -> ClusterPlan:
     """Return the plan of a fit of a Dataset; see :func:`plan`."""
+    trainer._recipe.check_trains()
     config, wanted = trainer.config, trainer._recipe.wanted()
     kinds: dict[int, Kind] = {}
     for count in executors:
