@@ -33,26 +33,44 @@ _VARYING = re.compile(
 )
 """Functions of Spark that it takes for such as may give another value each time."""
 
+_MIXED_CHOICE = re.compile(
+    r"^[ :+-]*(?:(?:Aggregate|Window|Join|Map|FlatMap|CoGroup)\w*\b|.*scalar-subquery#)"
+    r"[\s\S]*?^[ :+-]*(?:GlobalLimit|Offset|Tail|Sample)\b",
+    re.MULTILINE,
+)
+"""A plan's text where values follow from several rows of those that came first, or of a sample.
+
+Rows that are chosen so and keep their values are no such: each is on its side, or on none.
+"""
+
 _SHOWN, _ALL = "spark.sql.debug.maxToStringFields", 100_000
 """How many columns of a plan its text has."""
 
+_ANALYZED = "== Analyzed Logical Plan ==\n"
+
 
 def is_deterministic(df: Any) -> bool:
-    """Return whether a query has no expression that may give another value each time.
+    """Return whether a query has nothing by which values of a row may be others each time.
 
-    Spark Connect has no answer but the text of the plan. False also where that is cut short.
+    That is by the text of the plan; where it is cut short, False. Of rows that are equal in some columns the
+    optimizer keeps the first(), where all columns count it has none.
     """
-    if is_classic(df):
-        return bool(df._jdf.queryExecution().analyzed().deterministic())
     conf = df.sparkSession.conf
     own = conf.get(_SHOWN, None)
     conf.set(_SHOWN, str(_ALL))
     try:
-        plan = df._explain_string(extended=True)
+        if is_classic(df):
+            query = df._jdf.queryExecution()
+            plan = f"{_ANALYZED}{query.analyzed().toString()}\n== {query.optimizedPlan().toString()}"
+        else:
+            plan = df._explain_string(extended=True)
     finally:
         conf.unset(_SHOWN) if own is None else conf.set(_SHOWN, own)
-    if _VARYING.search(plan) or " more fields" in plan:
+    analyzed = plan.partition(_ANALYZED)[2].partition("\n== ")[0]
+    if _VARYING.search(plan) or _MIXED_CHOICE.search(analyzed) or " more fields" in plan:
         return False
+    if is_classic(df):
+        return bool(query.analyzed().deterministic())
     return not _has_varying_udf(df._plan.to_proto(df.sparkSession.client))
 
 

@@ -373,6 +373,9 @@ def test_what_is_no_rdd_is_refused(session: Session) -> None:
         Dataset.from_rdd(session.createDataFrame(pa.table({})))
 
 
+_PARSED, _ANALYZED = "== Parsed Logical Plan ==\n", "\n== Analyzed Logical Plan ==\na: bigint\n"
+
+
 @pytest.mark.parametrize(
     ("text", "repeats"),
     [
@@ -382,6 +385,9 @@ def test_what_is_no_rdd_is_refused(session: Session) -> None:
         ("Project [id#1L, uuid(Some(2570744977943612521)) AS u#5]", False),
         ("Aggregate [k#1L], [k#1L, collect_list(id#2L, 0, 0) AS c#3]", False),
         ("Project [a#1, ... 17 more fields]", False),
+        (f"{_PARSED}Window [a#1]\n{_ANALYZED}GlobalLimit 5\n+- LocalLimit 5\n   +- Window [a#1]", True),
+        (f"{_ANALYZED}Aggregate [a#1], [sum(b#2)]\n+- GlobalLimit 5\n   +- LocalLimit 5", False),
+        (f"{_ANALYZED}Join Inner\n:- Range (0, 9)\n+- Project\n   +- Sample 0.0, 0.5, false, 3", False),
     ],
 )
 def test_the_text_of_a_plan_tells_what_may_change(text: str, repeats: bool) -> None:

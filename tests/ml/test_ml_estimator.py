@@ -21,6 +21,7 @@ from torchmetrics.classification import (
     MulticlassCalibrationError,
 )
 
+from sparkdl._spark.session import is_deterministic
 from sparkdl.data.store.dataframe import split_by_fraction
 from sparkdl.exceptions import ConfigError, DataError, ModelError, SparkdlWarning
 from sparkdl.ml import (
@@ -533,6 +534,32 @@ def test_rows_that_change_sides_are_refused(spark):
     assert [part.count() for part in fitting.split_by_indicator(known, "held", ["id", "x"])] == [191, 9]
 
 
+@pytest.mark.jvm
+def test_values_that_follow_from_the_rows_that_came_first_are_refused(spark):
+    """Spark takes such a query for one that repeats: users of the rows that were trained on validated."""
+    draw = F.udf(lambda _: random.random(), "double")  # another order each time, of which Spark is not told
+    users = spark.range(200, numPartitions=1).select((F.col("id") % 20).alias("user"), "id")
+    shuffled = users.sortWithinPartitions(draw("id"))
+    some = shuffled.limit(100)
+    of_user = [f("id").alias("id") for f in (F.sum, F.first)]
+    queries = some.groupBy("user").agg(of_user[0]), shuffled.groupBy("user").agg(of_user[1])
+    for df in (*queries, shuffled.dropDuplicates(["user"])):
+        with pytest.raises(DataError, match="the query gives other values of id each time it runs"):
+            split_by_fraction(df, 0.3, 5)
+    train, held = split_by_fraction(some, 0.3, 5)  # rows that keep their values keep their sides
+    assert {row.id for row in train.collect()}.isdisjoint(row.id for row in held.collect())
+    for df, expected in (
+        (users.limit(9), True),
+        (users.distinct(), True),
+        (users.dropDuplicates(["user"]), False),
+        (users.groupBy("user").agg(F.first("id")), False),
+        (users.groupBy("user").count().limit(9), True),
+        (users.sample(0.5).groupBy("user").count(), False),
+        (users.join(users.offset(9), "user"), False),
+    ):
+        assert is_deterministic(df) is expected
+
+
 def test_columns_with_the_names_of_other_inputs_or_outputs(spark):
     """By position the column "b" would have been the argument "a", and the output "a" the column "b"."""
     df = points(spark).selectExpr("label as b", "features as a", "label", "label as y", "int(label) as k")
@@ -712,7 +739,14 @@ def test_a_single_logit_is_evaluated_on_labels_of_two_classes(spark):
             model.evaluate(points(spark, (0.0, label)))
 
 
-@pytest.mark.parametrize("layers", [[nn.Linear(2, 1)], [nn.LayerNorm(2), nn.Linear(2, 1)]])
+@pytest.mark.parametrize(
+    "layers",
+    [
+        [nn.Linear(2, 1)],
+        [nn.LayerNorm(2), nn.Linear(2, 1)],
+        [nn.LayerNorm(2).requires_grad_(False), nn.Linear(2, 1)],
+    ],
+)
 def test_an_evaluation_is_of_the_module_that_predicts(spark, layers):
     """Of weights of 8 bits, which are no parameters, and are off by a lot for one of 50 beside one of 0.2."""
     module = nn.Sequential(*layers)
