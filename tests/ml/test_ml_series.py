@@ -233,7 +233,8 @@ def test_a_forecast_of_nan_makes_no_anomaly_and_no_threshold(real: Any) -> None:
     value, forecast = np.array([1.0, 1.0, np.nan, 9.0, 6.0]), np.array([1.0, np.nan, 1.0, 1.0, 1.0])
     bounds = {"f_q10": forecast - 6, "f_q50": forecast, "f_q90": forecast + 6}
     table = pd.DataFrame({"id": "a", "y": value, "f": forecast, **bounds})
-    rows = real.createDataFrame(table).withColumn("y", F.nanvl("y", F.lit(None)))
+    rows = real.createDataFrame(table.values.tolist(), list(table))  # of pandas NaN would be null
+    rows = rows.withColumn("y", F.nanvl("y", F.lit(None)))
     model = TimeSeriesModel()._set(labelCol="y", predictionCol="f", quantiles=[0.1, 0.5, 0.9])
     limits = model.thresholds(rows, share=0.4)
     assert [row.threshold for row in limits.collect()] == [np.sort(np.abs(value - forecast))[1]]
