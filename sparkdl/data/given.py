@@ -75,16 +75,15 @@ class Chosen:
         names = {as_column(column).name for column in label}
         if self.collate is not None and names <= set(columns):
             return replace(self, weight=None)
-        collate = self.collate
-        collate = replace(collate, has_label=False) if isinstance(collate, Pad) else collate
-        return replace(self, label=None, weight=None, collate=collate)
+        return replace(self, label=None, weight=None)._collated_by(self.collate)
 
     def collated_as(self, last: Chosen | None) -> Chosen:
         """Return them with the ``collate`` of a fit's rows, which is no column, if any are given."""
-        if last is None or not self.given():
-            return self
-        collate = last.collate
-        collate = replace(collate, has_label=self.label is not None) if isinstance(collate, Pad) else collate
+        return self if last is None or not self.given() else self._collated_by(last.collate)
+
+    def _collated_by(self, collate: Any) -> Chosen:
+        if isinstance(collate, Pad):
+            collate = replace(collate, has_label=self.label is not None)
         return replace(self, collate=collate)
 
     def taken_by(self, module: nn.Module | None, vectors: Collection[str]) -> Chosen:
